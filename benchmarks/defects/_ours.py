@@ -37,7 +37,7 @@ def update(buffer: fbuf.Buffer, state: Any, slots: Any, priorities: Any) -> Any:
 def pad(index: fbuf.Index, number: int) -> fbuf.Index:
     """Keep the first `number` entries; the others name no row."""
     there = np.arange(8) < number
-    return fbuf.Index(jnp.where(there, index.slot, jnp.int32(8)), jnp.where(there, index.ticket, jnp.uint32(0)))
+    return fbuf.Index(jnp.where(there, index.slot, jnp.int32(8)), jnp.where(there, index.generation, jnp.uint32(0)))
 
 
 def drawn(buffer: fbuf.Buffer, state: Any, batch_size: int = 256) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

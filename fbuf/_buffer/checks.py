@@ -534,13 +534,13 @@ def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: s
     if slot.ndim not in axes:
         expected = " or ".join(("", "[B]", "[B, T]")[number] for number in axes)
         raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected {expected}. Flatten it.")
-    ticket = arguments.check_array(call, "index.ticket", index.ticket, slot.shape, "i")
+    generation = arguments.check_array(call, "index.generation", index.generation, slot.shape, "i")
     where = {
         name: arguments.check_array(call, f"index.{name}", getattr(index, name), slot.shape, "i") for name in members
     }
     return Index(
         slot.astype(jnp.int32),
-        ticket.astype(jnp.uint32),
+        generation.astype(jnp.uint32),
         **{name: leaf.astype(jnp.int32) for name, leaf in where.items()},
     )
 

@@ -90,7 +90,7 @@ def sample(
     drawn = ahead.batch.index
     now = generation_of(buffer, state, drawn.slot)
     token, (now,) = order_after_reads(token, (now,))
-    stale = ahead.stale + jnp.sum(ahead.batch.mask & (now != drawn.ticket), dtype=jnp.uint32)
+    stale = ahead.stale + jnp.sum(ahead.batch.mask & (now != drawn.generation), dtype=jnp.uint32)
     state = state.replace(token=token, counters=counters)
     sampler, token, ahead = _prefetch_batch(buffer, state, key, options, stale, ahead=True)
     return state.replace(sampler=sampler, token=token, ahead=ahead), batch

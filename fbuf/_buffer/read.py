@@ -70,7 +70,7 @@ def deliver(
         probability = jnp.where(mask, probability, jnp.float32(0))
         weight = jnp.where(mask, weight, jnp.float32(0))
         nowhere = jnp.int32(buffer.capacity)
-        index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
+        index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.generation, jnp.uint32(0)))
         if buffer.storage.masks_expired:
             data = _state.zero_masked(mask, data)
     data, ragged = buffer.storage.split(state.rows, data)
@@ -128,7 +128,7 @@ def sample_at(
 def rows_at(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
     """Return the rows in slots int32[...], masked where there is none."""
     index = _state.index_of(buffer, state, slot)
-    mask = index.ticket != jnp.uint32(0)
+    mask = index.generation != jnp.uint32(0)
     at = jnp.where(mask, slot, jnp.int32(buffer.capacity))
     spec, structure = buffer.storage.spec(state.rows)
     arrays, ok = jax.named_scope("read")(buffer.storage.read)(state.rows, [Read(name, at.reshape(-1)) for name in spec])
@@ -137,7 +137,7 @@ def rows_at(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[
         at = jnp.where(mask, at, jnp.int32(buffer.capacity))
     shaped = [a.reshape(slot.shape + a.shape[1:]) for a in arrays]
     data = structure.unflatten([zero_unless(mask, a) for a in shaped] if buffer.storage.masks_expired else shaped)
-    index = Index(at, jnp.where(mask, index.ticket, jnp.uint32(0)))
+    index = Index(at, jnp.where(mask, index.generation, jnp.uint32(0)))
     data, ragged = buffer.storage.split(state.rows, data)
     return state, Rows(data, index, mask, ragged)
 
@@ -186,7 +186,7 @@ def window_index(buffer: BufferConfig, state: BufferState, index: Index) -> tupl
         buffer.storage.spec(state.rows)[0], _state.eligible_set(buffer, state), index.slot, open, key
     )
     rows = _state.index_of(buffer, state, next(read.slot for read in window.reads if read.slot.ndim == 2))
-    gone = Index(index.slot, index.ticket - (fresh & ~open).astype(jnp.uint32))
+    gone = Index(index.slot, index.generation - (fresh & ~open).astype(jnp.uint32))
     return state, jax.tree.map(lambda row, anchor: jnp.where(open[:, None], row, anchor[:, None]), rows, gone)
 
 

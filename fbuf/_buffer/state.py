@@ -418,12 +418,12 @@ def zero_masked(mask: Array, data: Any) -> Any:
 def classify_indices(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[Array, Array, Array, Array]:
     """Return the token, and which indices are masked, in range, and fresh (their row is still there)."""
     capacity = jnp.int32(buffer.capacity)
-    masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))
+    masked = (index.slot == capacity) & (index.generation == jnp.uint32(0))
     inside = (index.slot >= jnp.int32(0)) & (index.slot < capacity)
     token, now = state.token, generation_of(buffer, state, index.slot)
     if state.scatter is not None:
         token, now = order_after_reads(token, now)
-    fresh = inside & (now == index.ticket) & (now != jnp.uint32(0))
+    fresh = inside & (now == index.generation) & (now != jnp.uint32(0))
     return token, masked, inside, fresh
 
 
@@ -438,8 +438,10 @@ def drawable(state: BufferState, slot: Array, held: Array) -> Array:
 def flat_index(index: Index, mask: Array | None, capacity: int) -> Index:
     """Return the index with one axis, and masked where `mask` is False."""
     if mask is not None:
-        index = Index(jnp.where(mask, index.slot, jnp.int32(capacity)), jnp.where(mask, index.ticket, jnp.uint32(0)))
-    return Index(index.slot.reshape(-1), index.ticket.reshape(-1))
+        index = Index(
+            jnp.where(mask, index.slot, jnp.int32(capacity)), jnp.where(mask, index.generation, jnp.uint32(0))
+        )
+    return Index(index.slot.reshape(-1), index.generation.reshape(-1))
 
 
 def room_left(buffer: BufferConfig, state: BufferState) -> Array | None:

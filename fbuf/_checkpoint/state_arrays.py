@@ -22,6 +22,9 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import Storage
 from fbuf.storages._host_rows import SideHeld
 
+_NAMES_IN_FILES = {"ahead/batch/index/generation": "ahead/batch/index/ticket"}
+"""Names that files keep although the leaf has another. A name in a file changes only with the format."""
+
 
 def template(buffer: Buffer, spec: Spec, structure: Any, given: RowFormat | None) -> BufferState:
     """Return the shapes of a state of `buffer`, as `jax.ShapeDtypeStruct`s."""
@@ -34,7 +37,8 @@ def to_saved_arrays(buffer: Buffer, state: BufferState) -> dict[str, Any]:
     """Return the stored part of a state except the rows, by name: arrays or prefixes. Also of shapes."""
     sampler = buffer.sampler.saved(state.sampler, buffer.capacity)
     pairs = jax.tree_util.tree_flatten_with_path(dataclasses.replace(state, rows=None, sampler=sampler))[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+    named = ((jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in pairs)
+    return {_NAMES_IN_FILES.get(name, name): leaf for name, leaf in named}
 
 
 def from_saved_arrays(buffer: Buffer, abstract: BufferState, leaves: dict[str, Any], rows: Any) -> BufferState:

@@ -44,14 +44,14 @@ class Index:
 
     Attributes:
       slot: int32[B], in [0, C) of the buffer or shard; C where the sample's mask is False (0 in a mixture).
-      ticket: uint32[B], generation of the slot; 0 where the mask is False.
+      generation: uint32[B], which of the rows that the slot has had; 0 where the mask is False.
       source: int32[B], of a mixture: its buffer, in the order of the names; their number where the mask is False.
       shard: int32[B], of a buffer in D shards: in [0, D); D where the mask is False.
       birth: uint32[B], of a `RayReplay`: the incarnation of the shard, which a restart changes.
     """
 
     slot: jax.Array
-    ticket: jax.Array
+    generation: jax.Array
     source: Any = None
     shard: Any = None
     birth: Any = None

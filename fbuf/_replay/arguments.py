@@ -148,7 +148,7 @@ def _is_64_bit_tensor(leaf: Any) -> bool:
 def to_index(call: str, index: Any) -> Index:
     """Return an `Index` of JAX arrays; raise for anything else before the state is donated."""
     check_is_index(call, index)
-    return Index(to_array(index.slot, "index.slot"), to_array(index.ticket, "index.ticket"))
+    return Index(to_array(index.slot, "index.slot"), to_array(index.generation, "index.generation"))
 
 
 def convert(batch: Sample | PackedBatch | HostBatch, to: str) -> Sample:

@@ -106,4 +106,4 @@ class EpochBatches:
             np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel()).shuffle(order)
         for i in range(len(self)):
             at = order[i * size : (i + 1) * size]
-            yield self._read(key, i, Index(self._index.slot[at], self._index.ticket[at]), 1 / number)
+            yield self._read(key, i, Index(self._index.slot[at], self._index.generation[at]), 1 / number)

@@ -114,13 +114,13 @@ class HostDraws:
         if leaves is None:
             return None
         if self._geometry.lanes == 1:
-            ticket = np.where(slot < rings.cursor[0], rings.written, rings.before)
+            generation = np.where(slot < rings.cursor[0], rings.written, rings.before)
         else:
             is_new = slot // self._geometry.lanes < rings.cursor[lane]
-            ticket = np.where(is_new, rings.written[lane], rings.before[lane])
+            generation = np.where(is_new, rings.written[lane], rings.before[lane])
         index = slot.astype(np.int32)
-        self._note(engine, block, index, ticket)
-        leaves += [index, ticket, drawn.chance, drawn.weight, np.ones(size, bool)]
+        self._note(engine, block, index, generation)
+        leaves += [index, generation, drawn.chance, drawn.weight, np.ones(size, bool)]
         self._key = after
         return after, HostBatch(leaves, self._structure)
 
@@ -129,7 +129,7 @@ class HostDraws:
         return []
 
     def _note(
-        self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any]
+        self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any]
     ) -> None:
         """Note which rows were drawn."""
 

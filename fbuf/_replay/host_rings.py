@@ -53,7 +53,9 @@ class HostRings:
                 self._last = more, _rings((cursor + more) % length, np.minimum(size + more, length), lap)
         return self._last[1]
 
-    def holds(self, header: jax.Array, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any], more: int = 0) -> bool:
+    def holds(
+        self, header: jax.Array, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any], more: int = 0
+    ) -> bool:
         """Return whether every row int32[B], uint32[B] is held, after `more` rows in each lane."""
         lanes, length, _ = self._geometry
         if slot.min() < 0 or slot.max() >= lanes * length:
@@ -61,17 +63,17 @@ class HostRings:
         position, lane = (slot, 0) if lanes == 1 else np.divmod(slot, lanes)
         cursor, size, lap = (part[lane] for part in self.read(header, more)[:3])
         age = (cursor - 1 - position) % length  # 0 the newest
-        return bool(((age < size) & (generation(position, cursor, lap) == ticket)).all())
+        return bool(((age < size) & (generation_of(position, cursor, lap) == generation)).all())
 
 
 def _rings(cursor: np.ndarray[Any, Any], size: np.ndarray[Any, Any], lap: np.ndarray[Any, Any]) -> Rings:
-    written, before = lap.astype(np.uint32), generation(0, 0, lap).astype(np.uint32)
+    written, before = lap.astype(np.uint32), generation_of(0, 0, lap).astype(np.uint32)
     one = len(cursor) == 1
     return Rings(cursor, size, lap, int(size.sum()), *((written[0], before[0]) if one else (written, before)))
 
 
-def generation(position: Any, cursor: Any, lap: Any) -> Any:
+def generation_of(position: Any, cursor: Any, lap: Any) -> Any:
     """Return int64, the generations of rows that are held."""
-    ticket = lap - (position >= cursor)  # written in the previous lap
-    ticket -= ticket == 0  # 0 is no lap
-    return ticket & 0xFFFFFFFF
+    generation = lap - (position >= cursor)  # written in the previous lap
+    generation -= generation == 0  # 0 is no lap
+    return generation & 0xFFFFFFFF

@@ -115,8 +115,13 @@ class PriorityDraws(HostDraws):
 
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
-        self.update: np.ndarray[Any, Any] | None = None  # int32[3, B], slots, the bits of errors and of tickets
-        self._noted: tuple[Any, ...] = None, 0, 0, b""  # of the last batch: what was held, bytes of slots and tickets
+        self.update: np.ndarray[Any, Any] | None = None  # int32[3, B], slots, the bits of errors and of generations
+        self._noted: tuple[Any, ...] = (
+            None,
+            0,
+            0,
+            b"",
+        )  # of the last batch: what was held, bytes of slots and generations
         self._begin(None, 0)
 
     def _begin(self, header: Any, cleared: int) -> None:
@@ -191,24 +196,24 @@ class PriorityDraws(HostDraws):
         return ((self._rings.read(header).cursor + steps[:, None]) % length * lanes + np.arange(lanes)).reshape(-1)
 
     def _note(
-        self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any]
+        self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any]
     ) -> None:
-        self._noted = *self._held(engine, block), slot.tobytes() + ticket.tobytes()
+        self._noted = *self._held(engine, block), slot.tobytes() + generation.tobytes()
 
     def _held(self, engine: Any, block: RowBlock | None) -> tuple[Any, int, int]:
         return engine.state.header, *((0, 0) if block is None else (block.cleared, block.count))
 
     def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
-        arrays: tuple[Any, ...] = index.slot, index.ticket, error
+        arrays: tuple[Any, ...] = index.slot, index.generation, error
         if mask is not None or not all(type(x) is np.ndarray and x.ndim == 1 and x.size for x in arrays):
             return False
-        slot, ticket, error = arrays
-        known = slot.dtype == _INT and ticket.dtype == _UINT and error.dtype in (_FLOAT, _DOUBLE)
-        if not known or not slot.size == ticket.size == error.size:
+        slot, generation, error = arrays
+        known = slot.dtype == _INT and generation.dtype == _UINT and error.dtype in (_FLOAT, _DOUBLE)
+        if not known or not slot.size == generation.size == error.size:
             return False
         packed = np.empty((3, slot.size), np.int32)
-        packed[0], errors, packed[2].view(_UINT)[:] = slot, packed[1].view(_FLOAT), ticket
+        packed[0], errors, packed[2].view(_UINT)[:] = slot, packed[1].view(_FLOAT), generation
         with np.errstate(over="ignore"):
             errors[:] = error
         if np.count_nonzero(np.isfinite(errors)) < errors.size:
@@ -217,8 +222,8 @@ class PriorityDraws(HostDraws):
             engine.flush()
         header, *counts, drawn = self._noted
         now, *same = self._held(engine, block)
-        held = header is now and counts == same and slot.tobytes() + ticket.tobytes() == drawn
-        if not held and not (self._buffer.dense and self._rings.holds(now, slot, ticket, same[1])):
+        held = header is now and counts == same and slot.tobytes() + generation.tobytes() == drawn
+        if not held and not (self._buffer.dense and self._rings.holds(now, slot, generation, same[1])):
             return False
         self.settle(engine)
         self.update = packed
@@ -230,8 +235,8 @@ class PriorityDraws(HostDraws):
             words = np.concatenate([_ZERO, *self.update[:2]])
             self._call(engine, program(self._buffer, 0, 0, self.update.shape[1]), words, {})
         elif self.update is not None:
-            (slot, error, ticket), self.update = self.update, None
-            index: Any = Index(slot, ticket.view(_UINT))
+            (slot, error, generation), self.update = self.update, None
+            index: Any = Index(slot, generation.view(_UINT))
             engine.set_priorities(index, error.view(_FLOAT), None, 0.9)
 
     def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:

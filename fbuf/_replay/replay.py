@@ -692,7 +692,7 @@ class Replay:
     def _anchors(self) -> Index:
         """Return the index of every anchor, in order of arrival, as NumPy arrays."""
         index, mask = jax.device_get(read.all_anchors(self.buffer, self._engine.state)[1])
-        return Index(index.slot[mask], index.ticket[mask])
+        return Index(index.slot[mask], index.generation[mask])
 
     @locked
     def _next_key(self) -> jax.Array:

@@ -40,7 +40,7 @@ class WrittenIndex(Index):
         self.__dict__.update(compute=None, known=index)
 
     def __reduce__(self) -> Any:  # a copy, or a pickle, is an Index: only this one is computed before the next write
-        return Index, (self.slot, self.ticket)
+        return Index, (self.slot, self.generation)
 
     @property
     def slot(self) -> jax.Array:
@@ -48,16 +48,16 @@ class WrittenIndex(Index):
         return self.read().slot
 
     @property
-    def ticket(self) -> jax.Array:
+    def generation(self) -> jax.Array:
         """uint32, of the same shape."""
-        return self.read().ticket
+        return self.read().generation
 
 
 def _index(aux: None, leaves: Any) -> Any:
     return Index(*leaves)
 
 
-jax.tree_util.register_pytree_node(WrittenIndex, lambda index: ((index.slot, index.ticket), None), _index)
+jax.tree_util.register_pytree_node(WrittenIndex, lambda index: ((index.slot, index.generation), None), _index)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -189,7 +189,7 @@ def _set_priorities(
 def _update(buffer: Buffer, state: BufferState, slot: jax.Array, error: jax.Array) -> BufferState:
     none = slot == jnp.int32(buffer.capacity)
     index = index_of(buffer, state, slot)
-    index = Index(slot, jnp.where(none, jnp.uint32(0), index.ticket))
+    index = Index(slot, jnp.where(none, jnp.uint32(0), index.generation))
     return buffer.update_priority(state, index, error)
 
 

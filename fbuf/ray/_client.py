@@ -240,7 +240,9 @@ class Client:
         refuse_trace("update_priority", index, td_error, mask, owner="Client")
         call = "Client.update_priority"
         check_is_index(call, index, "shard", "birth")
-        shard, birth, slot, ticket = (_array(x, "index") for x in (index.shard, index.birth, index.slot, index.ticket))
+        shard, birth, slot, generation = (
+            _array(x, "index") for x in (index.shard, index.birth, index.slot, index.generation)
+        )
         td_error, mask = _array(td_error, "td_error"), _array(mask, "mask")
         if slot.ndim != 1 or td_error.shape[:1] != slot.shape:
             shapes = f"index has shape {list(slot.shape)}, td_error {list(td_error.shape)}"
@@ -254,7 +256,7 @@ class Client:
             if chosen.any():
                 if len(self._updates[own]) >= self._most_waiting:
                     self._send_updates(own)
-                parts = (birth, slot, ticket, td_error, mask)
+                parts = (birth, slot, generation, td_error, mask)
                 self._updates[own].append((*(None if x is None else x[chosen] for x in parts), eta))  # copies
         if bad.any():
             raise ValueError(

@@ -200,14 +200,14 @@ class Shard:
             return self._ledger.receipt(client)
 
     def update_priority(
-        self, birth: Any, slot: Any, ticket: Any, td_error: Any, mask: Any = None, eta: float = 0.9
+        self, birth: Any, slot: Any, generation: Any, td_error: Any, mask: Any = None, eta: float = 0.9
     ) -> None:
-        """Set priorities of rows drawn from this incarnation; `birth`, `slot` and `ticket` are of their index."""
+        """Set priorities of rows drawn from this incarnation; `birth`, `slot` and `generation` are of their index."""
         buffer, size = self._replay.buffer, rounded(len(slot))
         own = np.asarray(birth) == self._birth
         slot = np.where(own, slot, buffer.capacity).astype(np.int32)
-        ticket = np.where(own, ticket, 0).astype(np.uint32)
-        index: Any = Index(padded(slot, size, buffer.capacity), padded(ticket, size))  # type: ignore[arg-type]
+        generation = np.where(own, generation, 0).astype(np.uint32)
+        index: Any = Index(padded(slot, size, buffer.capacity), padded(generation, size))  # type: ignore[arg-type]
         mask = None if mask is None else padded(mask, size)
         self._replay.update_priority(index, padded(td_error, size), mask=mask, eta=eta)
 

@@ -116,5 +116,5 @@ def _batch(
         beta = options.get("beta", own.sampler.beta)
         weight = weigh(sharded, every, chance, mask, beta, jnp.float32(1), None)
     shard = jnp.where(mask, owner, jnp.int32(sharded.shards))
-    index = Index(jnp.where(mask, index.slot, jnp.int32(sharded.shard.capacity)), index.ticket, shard=shard)
+    index = Index(jnp.where(mask, index.slot, jnp.int32(sharded.shard.capacity)), index.generation, shard=shard)
     return Sample(data, index, chance, weight, mask)

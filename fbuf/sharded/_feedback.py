@@ -31,7 +31,7 @@ def update_priority(
     buffer, shards = sharded.shard, sharded.shards
     me, nowhere = lax.axis_index(sharded.axis).astype(jnp.int32), jnp.int32(buffer.capacity)
     error = td_error.astype(jnp.float32)
-    slots = Index(index.slot, index.ticket)
+    slots = Index(index.slot, index.generation)
     if mask is not None and eta is not None:
         error, is_finite = priorities.window_error(error, mask, eta)
         error = jnp.where(is_finite, error, jnp.float32(jnp.nan))
@@ -43,7 +43,7 @@ def update_priority(
     if sharded.draw == "global":
         return _send(sharded, own, shard, slots, error), None
     is_home = shard == me
-    here = Index(jnp.where(is_home, slots.slot, nowhere), jnp.where(is_home, slots.ticket, jnp.uint32(0)))
+    here = Index(jnp.where(is_home, slots.slot, nowhere), jnp.where(is_home, slots.generation, jnp.uint32(0)))
     after = priorities.update_priority.core(buffer, own, here, error, None, None)[0]
     elsewhere = jnp.any(~is_home & ~is_masked).astype(jnp.float32)
     elsewhere, largest = lax.pmax(jnp.stack([elsewhere, _largest(sharded, after)]), sharded.axis)
@@ -64,16 +64,16 @@ def homes(sharded: Any, shard: jax.Array, index: Index) -> tuple[jax.Array, Inde
     The first shard counts rows of no shard, whose slots are -1.
     """
     shards, nowhere = jnp.int32(sharded.shards), jnp.int32(sharded.shard.capacity)
-    is_masked = (index.slot == nowhere) & (index.ticket == jnp.uint32(0))
+    is_masked = (index.slot == nowhere) & (index.generation == jnp.uint32(0))
     foreign = ((shard < jnp.int32(0)) | (shard >= shards)) & ~is_masked
-    index = Index(jnp.where(foreign, jnp.int32(-1), index.slot), index.ticket)
+    index = Index(jnp.where(foreign, jnp.int32(-1), index.slot), index.generation)
     return jnp.where(is_masked, shards, jnp.where(foreign, jnp.int32(0), shard)), index, is_masked
 
 
 def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error: jax.Array) -> BufferState:
     """Send rows to their shards, which set their priorities: int32[R], [R] and float32[R]; D: no shard."""
     buffer, shards, nowhere = sharded.shard, sharded.shards, jnp.int32(sharded.shard.capacity)
-    bits = [lax.bitcast_convert_type(words, jnp.int32) for words in (index.ticket, error)]
+    bits = [lax.bitcast_convert_type(words, jnp.int32) for words in (index.generation, error)]
     every = lax.all_gather(jnp.stack([shard, index.slot, *bits], axis=1), sharded.axis, tiled=True)
 
     size, total = error.shape[0], error.shape[0] * shards
@@ -88,8 +88,10 @@ def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error:
         nth = first + lax.iota(np.int32, size)
         row = every[at[jnp.minimum(nth, jnp.int32(total - 1))]]
         there = nth < rank[-1]
-        ticket, error = (lax.bitcast_convert_type(row[:, i], kind) for i, kind in ((2, jnp.uint32), (3, jnp.float32)))
-        index = Index(jnp.where(there, row[:, 1], nowhere), jnp.where(there, ticket, jnp.uint32(0)))
+        generation, error = (
+            lax.bitcast_convert_type(row[:, i], kind) for i, kind in ((2, jnp.uint32), (3, jnp.float32))
+        )
+        index = Index(jnp.where(there, row[:, 1], nowhere), jnp.where(there, generation, jnp.uint32(0)))
         error = jnp.where(there, error, jnp.float32(0))
         state = dataclasses.replace(own, sampler=sampler, header=header)
         state = priorities.update_priority.core(buffer, state, index, error, None, None)[0]

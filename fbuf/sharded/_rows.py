@@ -22,19 +22,21 @@ from fbuf.sharded._operation import by_lane, operation, split
 
 def _own(sharded: Any, shard: jax.Array, index: Index) -> Index:
     """Return the index of this shard's rows among those of all devices, on which the others are masked."""
-    words = jnp.stack([shard, index.slot, lax.bitcast_convert_type(index.ticket, jnp.int32)], axis=-1)
+    words = jnp.stack([shard, index.slot, lax.bitcast_convert_type(index.generation, jnp.int32)], axis=-1)
     words = lax.all_gather(words, sharded.axis, tiled=True)
     mine = words[..., 0] == lax.axis_index(sharded.axis).astype(jnp.int32)
-    ticket = lax.bitcast_convert_type(words[..., 2], jnp.uint32)
+    generation = lax.bitcast_convert_type(words[..., 2], jnp.uint32)
     return Index(
-        jnp.where(mine, words[..., 1], jnp.int32(sharded.shard.capacity)), jnp.where(mine, ticket, jnp.uint32(0))
+        jnp.where(mine, words[..., 1], jnp.int32(sharded.shard.capacity)), jnp.where(mine, generation, jnp.uint32(0))
     )
 
 
 def _ask(sharded: Any, index: Index, answer: Callable[[Index], Any]) -> Any:
     """Return leaves `[R, ...]` of what their shards answer about R rows; each shard reads the rows of all devices."""
     shards, size = sharded.shards, index.slot.size
-    shard, rows, _ = homes(sharded, index.shard.reshape(-1), Index(index.slot.reshape(-1), index.ticket.reshape(-1)))
+    shard, rows, _ = homes(
+        sharded, index.shard.reshape(-1), Index(index.slot.reshape(-1), index.generation.reshape(-1))
+    )
     if shards == 1:
         return answer(rows)
     owner, number = jnp.minimum(shard, jnp.int32(shards - 1)), lax.iota(np.int32, size)
@@ -91,10 +93,10 @@ def window_index(sharded: Any, own: BufferState, index: Index) -> tuple[BufferSt
     rows = _ask(sharded, index, lambda rows: read.window_index.core(sharded.shard, own, rows)[1])
     foreign = (index.shard < jnp.int32(0)) | (index.shard >= jnp.int32(sharded.shards))
     slot = jnp.where(foreign[:, None], index.slot[:, None], rows.slot)
-    ticket = jnp.where(foreign[:, None], index.ticket[:, None], rows.ticket)
-    masked = (slot == jnp.int32(sharded.shard.capacity)) & (ticket == jnp.uint32(0))
+    generation = jnp.where(foreign[:, None], index.generation[:, None], rows.generation)
+    masked = (slot == jnp.int32(sharded.shard.capacity)) & (generation == jnp.uint32(0))
     shard = jnp.where(masked, jnp.int32(sharded.shards), index.shard[:, None])
-    return own, Index(slot, ticket, shard=shard)
+    return own, Index(slot, generation, shard=shard)
 
 
 @operation(split, split, split)
@@ -103,10 +105,10 @@ def update_rows(
 ) -> tuple[BufferState, None]:
     """Replace leaves of rows; they are sent to all devices if any of them is not on the device that has its index."""
     buffer, nowhere = sharded.shard, jnp.int32(sharded.shard.capacity)
-    slot, ticket = index.slot, index.ticket
+    slot, generation = index.slot, index.generation
     if mask is not None:
-        slot, ticket = jnp.where(mask, slot, nowhere), jnp.where(mask, ticket, jnp.uint32(0))
-    shard, rows, is_masked = homes(sharded, index.shard, Index(slot, ticket))
+        slot, generation = jnp.where(mask, slot, nowhere), jnp.where(mask, generation, jnp.uint32(0))
+    shard, rows, is_masked = homes(sharded, index.shard, Index(slot, generation))
     if sharded.shards == 1:
         return write.update_rows.core(buffer, own, rows, leaves, None)
 
@@ -118,6 +120,6 @@ def update_rows(
         return send(None, own, leaves)[0], None
     elsewhere = jnp.any((shard != lax.axis_index(sharded.axis).astype(jnp.int32)) & ~is_masked)
     some = lax.pmax(elsewhere.astype(jnp.int32), sharded.axis) > jnp.int32(0)
-    here = Index(jnp.where(some, nowhere, rows.slot), jnp.where(some, jnp.uint32(0), rows.ticket))
+    here = Index(jnp.where(some, nowhere, rows.slot), jnp.where(some, jnp.uint32(0), rows.generation))
     own = write.update_rows.core(buffer, own, here, leaves, None)[0]
     return update_if(some, send, own, leaves)[0], None

@@ -227,7 +227,7 @@ class Sharded:
         _checks.check_state(call, self, state)
         checks.check_prioritized(call, self.buffer.sampler)
         index = _checks.checked_index(call, self, index)
-        own = Index(index.slot, index.ticket)
+        own = Index(index.slot, index.generation)
         arguments = checks.check_errors(call, self.buffer, own, td_error, mask, eta)[1:]
         return _feedback.update_priority(self, state, index, *arguments)[0]
 
@@ -284,7 +284,7 @@ class Sharded:
         call = "Sharded.update_rows"
         _checks.check_state(call, self, state)
         index = _checks.checked_index(call, self, index)
-        own = Index(index.slot, index.ticket)
+        own = Index(index.slot, index.generation)
         _, leaves, mask = checks.check_update(call, _checks.buffer_here(self), state.shards, own, fields, mask)
         after = _rows.update_rows(self, state, index, leaves, mask)[0]
         raise_failed(after.shards, self.buffer.storage, after)

@@ -25,7 +25,7 @@ from fbuf.views import Hindsight, Transition
 _HERE = {"is_first": "is_init", "obs": "observation"}
 _NEXT = {"next_obs": "observation", "reward": "reward", "done": "done"}
 _SCALARS = ("next/reward", "next/done", "next/terminated", "next/truncated", "is_init")
-_INDEX = {"index": "slot", "index_generation": "ticket"}
+_INDEX = {"index": "slot", "index_generation": "generation"}
 
 
 def to_tensordict(
@@ -115,9 +115,9 @@ def index_of(batch: Any) -> Index:
     torch = import_torch("index_of")
     if any(key not in batch.keys() for key in _INDEX):
         raise ValueError("index_of: the TensorDict lacks index or index_generation. Keep those of to_tensordict.")
-    slot, ticket = (batch[key] if batch[key].ndim < 2 else batch[key][:, 0] for key in _INDEX)
-    arrays = from_torch({"slot": slot.to(torch.int32), "ticket": ticket.to(torch.uint32)})
-    return Index(arrays["slot"], arrays["ticket"])
+    slot, generation = (batch[key] if batch[key].ndim < 2 else batch[key][:, 0] for key in _INDEX)
+    arrays = from_torch({"slot": slot.to(torch.int32), "generation": generation.to(torch.uint32)})
+    return Index(arrays["slot"], arrays["generation"])
 
 
 def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask: Any) -> dict[str, Any]:

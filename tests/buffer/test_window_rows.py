@@ -40,7 +40,7 @@ def filled():
 def test_late_write_backs_are_refused_row_by_row():
     state = filled()
     index = WINDOWS.rows(state).index
-    anchor = fbuf.Index(index.slot[:1], index.ticket[:1])  # its window is rows 0, 1, 2
+    anchor = fbuf.Index(index.slot[:1], index.generation[:1])  # its window is rows 0, 1, 2
     rows = WINDOWS.window_index(state, anchor)
     later = WINDOWS.extend(state, rows_of(6, 4))  # in the slots of rows 0 and 1
     ones = {"carry": jnp.ones((1, 4, 2))}
@@ -50,7 +50,7 @@ def test_late_write_backs_are_refused_row_by_row():
     after = WINDOWS.update_rows(later, WINDOWS.window_index(later, anchor), ones)  # the window is gone
     assert after.rows["carry"][:3, 0].tolist() == [0, 0, 0]
     assert int(WINDOWS.stats(after)["refused_stale"]) == 4
-    waits = WINDOWS.window_index(state, fbuf.Index(index.slot[3:4], index.ticket[3:4]))  # no anchor yet
+    waits = WINDOWS.window_index(state, fbuf.Index(index.slot[3:4], index.generation[3:4]))  # no anchor yet
     after = WINDOWS.update_rows(state, waits, ones)
     assert not after.rows["carry"].any() and int(WINDOWS.stats(after)["refused_stale"]) == 4
     wrong = fbuf.Index(jnp.array([9]), jnp.array([1], jnp.uint32))
@@ -63,7 +63,7 @@ def test_priorities_are_read_as_they_were_set():
     read = jax.jit(WINDOWS.priorities)
     np.testing.assert_allclose(read(state), [1, 1, 1, *[np.nan] * 5], rtol=1e-5)  # rows 3 to 5 wait for their windows
     index = WINDOWS.rows(state).index
-    rows = WINDOWS.window_index(state, fbuf.Index(index.slot[1:3], index.ticket[1:3]))
+    rows = WINDOWS.window_index(state, fbuf.Index(index.slot[1:3], index.generation[1:3]))
     errors = jnp.array([[-2.0, 3.0, 9.0, 9.0], [4.0, 9.0, 9.0, 9.0]])
     state = WINDOWS.update_priority(state, rows, errors, mask=jnp.array([[True] * 4, [False] * 4]))
     np.testing.assert_allclose(read(state, index), [1, 2, 3, *[np.nan] * 5], rtol=1e-5)

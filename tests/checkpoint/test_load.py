@@ -141,7 +141,7 @@ test_the_newest_rows_stay = checks((check_resize, [(case,) for case in RESIZED])
 def test_earlier_indices_are_stale(capacity, tmp_path):
     buffer = fbuf.Buffer(20)
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(35)})
-    index = fbuf.Index(jnp.arange(20), buffer.rows(state).index.ticket)
+    index = fbuf.Index(jnp.arange(20), buffer.rows(state).index.generation)
     fbuf.save(tmp_path / "saved", buffer, state)
     loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
     assert loaded == dataclasses.replace(buffer, capacity=capacity)

@@ -248,7 +248,7 @@ def test_an_empty_sample_is_masked_and_counted(sampler):
     )
     state, batch = buffer.sample(buffer.init(ROW), KEY, BATCH)
     assert not bool(buffer.can_sample(state))
-    for leaf in jax.tree.leaves((batch.data, batch.probability, batch.weight, batch.mask, batch.index.ticket)):
+    for leaf in jax.tree.leaves((batch.data, batch.probability, batch.weight, batch.mask, batch.index.generation)):
         assert not np.any(leaf)
     assert np.all(np.asarray(batch.index.slot) == CAPACITY)
     if sampler.prioritized:  # the indices of masked rows are skipped and not counted as refused

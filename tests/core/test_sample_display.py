@@ -46,7 +46,7 @@ def test_a_batch_prints_ranges():
     ]
     assert said["done"] == ["bool[64]", "3 of 4 true"] and said["half"] == ["bfloat16[64]", "-1 to 1"]
     assert said["same"] == ["uint8[64, 9]", "all 3"] and said["mask"] == ["bool[64]", "4 of 64 true"]
-    assert {"index.slot", "index.ticket"} <= said.keys()
+    assert {"index.slot", "index.generation"} <= said.keys()
     row = fbuf.Replay(fbuf.Buffer(4), {"a": 0.5, "k": np.zeros(3, np.int32)})
     row.add({"a": np.float32(0.25), "k": np.arange(3, dtype=np.int32)})
     assert repr(row[0]).startswith("Rows: one row\n") and shown(row[0])["a"] == ["float32[]", "0.25"]

@@ -206,7 +206,7 @@ mixture.sample(state, key, 4, fractions={"a": jnp.ones(2)}) => ValueError has sh
 mixture.sample(state, key, 4, fractions={"a": "x"}) => TypeError 'a' is 'x'; expected a number
 two(fractions={"a": 1.0, "b": 0.0}).sample(state, key, 4, fractions={"a": 0.5}) => ValueError fractions lacks b
 mixture.update_priority(state, index, jnp.ones(4)) => TypeError no buffer has priorities
-mixture.update_rows(state, fbuf.Index(index.slot, index.ticket), {}) => TypeError
+mixture.update_rows(state, fbuf.Index(index.slot, index.generation), {}) => TypeError
     index is an Index of one buffer; expected one of source. Pass batch.index.
 mixture["a"].get(state["a"], index) => TypeError
     Buffer.get: index is an Index of source; expected one of one buffer. Pass mixture.route(batch.index, name)

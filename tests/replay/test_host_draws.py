@@ -78,7 +78,7 @@ def test_tensors_are_the_caller_s():
         other.add(row(n))
     for _ in range(3):
         batch, arrays = one.sample(6, to="torch"), other.sample(6, to="numpy")
-        assert isinstance(batch.data["reward"], torch.Tensor) and batch.index.ticket.dtype == torch.uint32
+        assert isinstance(batch.data["reward"], torch.Tensor) and batch.index.generation.dtype == torch.uint32
         same(jax.tree.map(lambda leaf: leaf.numpy(), batch), arrays)
         batch.data["reward"] += 1  # changes neither rows nor later batches
 

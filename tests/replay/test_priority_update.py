@@ -74,9 +74,9 @@ def test_what_is_refused_raises_at_once() -> None:
         with pytest.raises(ValueError, match="1 priorities are NaN"):
             replay.update_priority(index, np.array([1, bad, 1, 1], bad.dtype))
     with pytest.raises(ValueError, match="name no slot"):
-        replay.update_priority(fbuf.Index(index.slot + np.int32(24), index.ticket), np.ones(4, np.float32))
+        replay.update_priority(fbuf.Index(index.slot + np.int32(24), index.generation), np.ones(4, np.float32))
     with pytest.raises(ValueError, match="stale"):
-        replay.update_priority(fbuf.Index(index.slot, index.ticket + np.uint32(1)), np.ones(4, np.float32))
+        replay.update_priority(fbuf.Index(index.slot, index.generation + np.uint32(1)), np.ones(4, np.float32))
     raises(ValueError, "td_error has shape", lambda: replay.update_priority(index, np.ones(3, np.float32)))
     for _ in range(24):
         replay.add(ROW)

@@ -244,7 +244,7 @@ def test_the_index_of_more_rows_than_fit_masks_the_overwritten():
     assert values(got) == [[0, 0], [2, 3], [4, 5]] and got.mask.tolist() == [[False] * 2, [True] * 2, [True] * 2]
     doubled = jax.jit(lambda index: jax.tree.map(lambda leaf: leaf * 2, index))(index)  # a pytree, as any Index
     assert type(doubled) is fbuf.Index and doubled.slot.shape == (3, 2)
-    replay.update_rows(fbuf.Index(index.slot[2], index.ticket[2]), {"t": np.array([-4, -5], np.int32)})
+    replay.update_rows(fbuf.Index(index.slot[2], index.generation[2]), {"t": np.array([-4, -5], np.int32)})
     assert values(replay[:]) == [2, 3, -4, -5]
 
 

@@ -137,9 +137,9 @@ def test_priorities_reach_their_shards_from_any_device(normalize, draw):
     error = rng.uniform(1, 9, 256).astype(np.float32)
     index = jax.tree.map(lambda x: np.asarray(x)[order].copy(), batch.index)
     index.shard[:3] = (-1, 9, 3)  # foreign, and stale
-    index.ticket[2] += 7
+    index.generation[2] += 7
     error[3] = np.nan
-    index.shard[4], index.slot[4], index.ticket[4] = 8, buffer.capacity // 8, 0  # masked
+    index.shard[4], index.slot[4], index.generation[4] = 8, buffer.capacity // 8, 0  # masked
     state = jax.jit(sharded.update_priority)(state, index, error)
     stats = jax.device_get(sharded.stats(state))
     assert stats["refused_out_of_range"] == 2

@@ -115,7 +115,7 @@ def test_rows_of_windows_return_to_their_buffers():
     there = data["mask"] & (np.arange(32) > 0)[:, None]
     np.testing.assert_array_equal(at.source[1:], np.where(there, first[:, None], 2)[1:])
     np.testing.assert_array_equal(at.shard[1:], np.where(there, index.shard[:, None], 8)[1:])
-    assert (at.source[0] == 7).all() and not at.ticket[1:][~there[1:]].any()
+    assert (at.source[0] == 7).all() and not at.generation[1:][~there[1:]].any()
     after = mixture.update_rows(state, at, {"version": data["id"] + 7}, mask=there)
     for number, name in enumerate(SAMPLERS):
         rows = jax.device_get(mixture[name].get(after[name], mixture.route(at, name)))
@@ -161,5 +161,5 @@ def test_buffers_that_do_not_draw_together_are_refused():
     state, plain = mixture["a"].init({"t": 0}), one.init({"t": 0})
     raises(TypeError, "the state of 'a' is BufferState; expected ShardedState", mixture.can_sample, {"a": plain})
     batch = mixture.peek({"a": state}, jax.random.key(0), 8)
-    index = fbuf.Index(batch.index.slot, batch.index.ticket, batch.index.source)
+    index = fbuf.Index(batch.index.slot, batch.index.generation, batch.index.source)
     raises(TypeError, "is an Index of source; expected one of source, shard", mixture.route, index, "a")

@@ -44,7 +44,7 @@ def test_rows_are_those_of_one_buffer(draw):
     every, priority = jax.device_get((buffer.rows(one), buffer.priorities(one)))
     leaf = dict(zip(every.data["id"][every.mask].tolist(), priority[every.mask].tolist(), strict=True))
     index = jax.tree.map(lambda x: np.asarray(x)[order].copy(), batch.index)
-    index.ticket[0] += 7  # stale
+    index.generation[0] += 7  # stale
     index.shard[1], index.shard[2] = 9, -1  # foreign
     fine = np.asarray(batch.mask)[order] & (np.arange(64) > 2)
     rows = sharded.get(state, index)
@@ -58,7 +58,7 @@ def test_rows_are_those_of_one_buffer(draw):
     # Invalid rows are counted once, whether they are at home or not.
     wrong = jax.tree.map(np.copy, index)
     home = next(n for n in range(3, 64) if fine[n] and index.shard[n] == n // 8)
-    wrong.ticket[home] += 7
+    wrong.generation[home] += 7
     after = jax.jit(sharded.update_priority)(state, wrong, np.full(64, 2.0, np.float32))
     stats = jax.device_get(sharded.stats(after))
     assert (stats["refused_stale"], stats["refused_out_of_range"]) == (2, 2)
@@ -97,7 +97,7 @@ def test_windows_are_written_back(draw):
     index.shard[0] = 9
     at = jax.device_get(sharded.window_index(state, index))
     there = data["mask"] & (np.arange(32) > 0)[:, None] & np.asarray(batch.mask)[::-1, None]
-    np.testing.assert_array_equal(at.ticket[1:] != 0, there[1:])
+    np.testing.assert_array_equal(at.generation[1:] != 0, there[1:])
     missing = np.where(np.arange(32) == 0, 9, 8)[:, None]
     np.testing.assert_array_equal(at.shard, np.where(there, index.shard[:, None], missing))
     rows = sharded.get(state, at)
@@ -126,7 +126,7 @@ def test_rows_inside_shard_map_are_those_of_the_device():
     for call in (lambda: sharded.rows(state), lambda: sharded.last(state, 2)):
         raises(ValueError, "without lanes rows have no order over 8 shards. Use lanes=8", call)
     raises(TypeError, "expected the Index of a batch", lambda: sharded.get(state, jnp.arange(8)))
-    plain = fbuf.Index(index.slot, index.ticket)
+    plain = fbuf.Index(index.slot, index.generation)
     raises(TypeError, "of one buffer; expected one of shard. Pass batch.index", lambda: sharded.get(state, plain))
     with pytest.raises(ValueError, match="the length of index is 3, not a multiple"):
         sharded.get(state, jax.tree.map(lambda x: np.asarray(x)[:3], index))

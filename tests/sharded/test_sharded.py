@@ -52,7 +52,7 @@ def batches(buffer):
     def step(state, rows, key):
         state, batch = buffer.sample(buffer.extend(state, rows), key, 32)
         state = buffer.update_priority(state, batch.index, jnp.float32(1000) * batch.probability)
-        shown = (batch.data, batch.index.slot, batch.index.ticket, batch.probability, batch.weight, batch.mask)
+        shown = (batch.data, batch.index.slot, batch.index.generation, batch.probability, batch.weight, batch.mask)
         return buffer.cut(state), (shown, buffer.stats(state), buffer.size(state), buffer.can_sample(state))
 
     rows, state, out = {name: leaf[:2] for name, leaf in rows_and_masks()[0].items()}, fill(buffer), []

@@ -61,11 +61,11 @@ def test_an_old_state_can_mask_instead(storage: str) -> None:
     buffer.extend(old, rows_of(8, 6))
     kept = buffer.rows(old)
     np.testing.assert_array_equal(agree(kept), np.arange(4, 8))
-    assert not np.asarray(kept.index.ticket)[:4].any()
+    assert not np.asarray(kept.index.generation)[:4].any()
     after, batch = buffer.sample(old, jax.random.key(0), 64)
     assert set(agree(batch)) == {4, 5, 6, 7}
     lost = ~np.asarray(batch.mask)
-    for array in (*jax.tree.leaves(batch.data), batch.probability, batch.weight, batch.index.ticket):
+    for array in (*jax.tree.leaves(batch.data), batch.probability, batch.weight, batch.index.generation):
         assert not np.asarray(array)[lost].any()
     assert (np.asarray(batch.index.slot)[lost] == 8).all()
     assert int(buffer.stats(after)["expired_rows"]) == lost.sum() > 0

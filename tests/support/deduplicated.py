@@ -183,7 +183,7 @@ class Trial:
 
     def _indices(self) -> dict[int, tuple[Any, Any]]:
         rows = jax.device_get(self.buffer.rows(self.state))
-        columns = (rows.data["number"], rows.index.slot, rows.index.ticket)
+        columns = (rows.data["number"], rows.index.slot, rows.index.generation)
         return {int(n): (s, t) for n, s, t in zip(*(x.reshape(-1) for x in columns), strict=True) if n}
 
     def clear(self) -> None:
@@ -205,7 +205,7 @@ class Trial:
             else:
                 assert not held or held & self.refused
                 assert not any(x[i].any() for x in (*batch.data.values(), batch.weight, batch.probability))
-                assert (batch.index.slot[i], batch.index.ticket[i]) == (self.buffer.capacity, 0)
+                assert (batch.index.slot[i], batch.index.generation[i]) == (self.buffer.capacity, 0)
         if held:
             assert int(self.state.counters[which]) - expired == np.sum(~batch.mask)
         return batch

@@ -92,7 +92,7 @@ def check_masked_draws(sampler: str, view: str) -> None:
     assert 0 < masked.sum() < 256
     np.testing.assert_array_equal(got.mask, ~masked)
     assert int(buffer.stats(after)["draws_refused"]) - before == masked.sum()
-    parts = (jax.tree.leaves((b.data, b.probability, b.weight, b.index.ticket)) for b in (got, want))
+    parts = (jax.tree.leaves((b.data, b.probability, b.weight, b.index.generation)) for b in (got, want))
     for a, b in zip(*parts, strict=True):
         assert same_bits(a[~masked], b[~masked])
         assert not a[masked].any()

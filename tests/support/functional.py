@@ -104,8 +104,8 @@ def check_laps(buffer):
         young, expected = run(young, jax.random.key(seed), given)
         same(batch.data, expected.data)
         same((batch.index.slot, batch.mask), (expected.index.slot, expected.mask))
-        since = np.asarray(expected.index.ticket, np.int64) - 1  # laps since the beginning; 0 is never a lap
-        same(batch.index.ticket, np.where(batch.mask, (since + 2**32 - 3) % (2**32 - 1) + 1, 0).astype(np.uint32))
+        since = np.asarray(expected.index.generation, np.int64) - 1  # laps since the beginning; 0 is never a lap
+        same(batch.index.generation, np.where(batch.mask, (since + 2**32 - 3) % (2**32 - 1) + 1, 0).astype(np.uint32))
         passed.append(int(old.ring.lap[0]))
         assert int(buffer.size(old)) == int(buffer.size(young))
     assert max(passed) > 2**31 > min(passed), "the laps never came round"

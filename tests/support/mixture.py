@@ -79,7 +79,7 @@ def check(mixture, batch, held):
     batch = jax.device_get(batch)
     source, mask, ids = batch.index.source, batch.mask, batch.data["id"]
     assert ((source == len(mixture.names)) == ~mask).all()
-    for leaf in (*batch.data.values(), batch.index.slot, batch.index.ticket, batch.probability, batch.weight):
+    for leaf in (*batch.data.values(), batch.index.slot, batch.index.generation, batch.probability, batch.weight):
         assert not leaf[~mask].any()
     assert (ids[mask] // 1000 == source[mask] + 1).all()
     assert (batch.data["obs"][mask] == (ids[mask] % 251)[:, None, None]).all()

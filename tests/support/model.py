@@ -34,7 +34,7 @@ class Model(Lanes):
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.names = itertools.count()
         self.by_index = {}
-        self.ticket = {}
+        self.generation = {}
 
     def copy(self):
         """As it is now, on its own (what indices mean is shared: that never changes)."""
@@ -144,11 +144,11 @@ class Model(Lanes):
         return float(min(leaf, 2.0**100))
 
     def update_priority(self, indices, errors):
-        """Indices are (slot, ticket)."""
+        """Indices are (slot, generation)."""
         drawable = {row.name for row in self.anchors()}
-        for (slot, ticket), error in zip(indices, errors, strict=True):
-            row = self.row_at(slot, ticket)
-            if (slot, ticket) == (self.capacity, 0):
+        for (slot, generation), error in zip(indices, errors, strict=True):
+            row = self.row_at(slot, generation)
+            if (slot, generation) == (self.capacity, 0):
                 continue
             if not np.isfinite(error):
                 self.counters["refused_nonfinite"] += 1
@@ -169,9 +169,9 @@ class Model(Lanes):
             self.leaf = {name: self._leaf(p) for name, p in self.magnitude.items()}
 
     def update_rows(self, indices, fields):
-        for i, (slot, ticket) in enumerate(indices):
-            row = self.row_at(slot, ticket)
-            if (slot, ticket) == (self.capacity, 0):
+        for i, (slot, generation) in enumerate(indices):
+            row = self.row_at(slot, generation)
+            if (slot, generation) == (self.capacity, 0):
                 continue
             if not 0 <= slot < self.capacity:
                 self.counters["refused_out_of_range"] += 1
@@ -195,7 +195,7 @@ class Model(Lanes):
         """The rows under another sampler or view; what came before a full lane's oldest row is not known any more."""
         model = Model(other, self.fields)
         model.counters = dict(self.counters)
-        model.names, model.by_index, model.ticket = self.names, self.by_index, self.ticket
+        model.names, model.by_index, model.generation = self.names, self.by_index, self.generation
         for lane in range(self.lane_count):
             held = [dataclasses.replace(row, given=None, reset=False, unknown=False) for row in self.held(lane)]
             full = len(held) == self.length
@@ -217,15 +217,15 @@ class Model(Lanes):
     def size(self):
         return sum(len(self.held(lane)) for lane in range(self.lane_count))
 
-    def meet(self, slot, ticket, row):
+    def meet(self, slot, generation, row):
         """A verb named `row` so: it has no other index, and no other row has this one, ever."""
-        assert slot == row.slot and ticket != 0
-        assert self.ticket.setdefault(row.name, ticket) == ticket, "one row with two indices"
-        assert self.by_index.setdefault((slot, ticket), row.name) == row.name, "two rows, one index"
+        assert slot == row.slot and generation != 0
+        assert self.generation.setdefault(row.name, generation) == generation, "one row with two indices"
+        assert self.by_index.setdefault((slot, generation), row.name) == row.name, "two rows, one index"
 
-    def row_at(self, slot, ticket):
+    def row_at(self, slot, generation):
         row = self.in_slot(slot)
-        return row if row is not None and self.by_index.get((slot, ticket)) == row.name else None
+        return row if row is not None and self.by_index.get((slot, generation)) == row.name else None
 
     def in_slot(self, slot):
         if not 0 <= slot < self.capacity:

@@ -229,10 +229,10 @@ class Trial:
                 assert not zero.any()
             return
         rows = []
-        for slot, ticket in pairs_of(batch.index):
+        for slot, generation in pairs_of(batch.index):
             row = model.in_slot(slot)
             assert row is not None and row.name in anchors
-            model.meet(slot, ticket, row)
+            model.meet(slot, generation, row)
             rows.append(row)
         for i, row in enumerate(rows):
             compare_fields({n: x[i] for n, x in data.items()}, model.content(row))
@@ -244,12 +244,12 @@ class Trial:
         data = {n: x.reshape((-1, *x.shape[len(got.mask.shape) :])) for n, x in flat(got.data).items()}
         mask = np.asarray(got.mask).reshape(-1)
         assert mask.tolist() == [row is not None for row in expected]
-        for i, (row, (slot, ticket)) in enumerate(zip(expected, pairs_of(got.index), strict=True)):
+        for i, (row, (slot, generation)) in enumerate(zip(expected, pairs_of(got.index), strict=True)):
             if row is None:
-                assert (slot, ticket) == (self.model.capacity, 0)
+                assert (slot, generation) == (self.model.capacity, 0)
                 assert not any(x[i].any() for x in data.values())
             else:
-                self.model.meet(slot, ticket, row)
+                self.model.meet(slot, generation, row)
                 compare_fields({n: x[i] for n, x in data.items()}, row.fields)
 
     def compare_all(self, rng):
@@ -301,13 +301,13 @@ class Trial:
 
 
 def index_of(pairs):
-    slots, tickets = zip(*pairs, strict=True)
-    return fbuf.Index(np.array(slots, np.int32), np.array(tickets, np.uint32))
+    slots, generations = zip(*pairs, strict=True)
+    return fbuf.Index(np.array(slots, np.int32), np.array(generations, np.uint32))
 
 
 def pairs_of(index):
-    slots, tickets = np.asarray(index.slot).reshape(-1), np.asarray(index.ticket).reshape(-1)
-    return list(zip(slots.tolist(), tickets.tolist(), strict=True))
+    slots, generations = np.asarray(index.slot).reshape(-1), np.asarray(index.generation).reshape(-1)
+    return list(zip(slots.tolist(), generations.tolist(), strict=True))
 
 
 def compare_fields(got, expected):

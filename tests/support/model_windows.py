@@ -110,9 +110,9 @@ class WindowTrial(Trial):
         """The rows of anchors; a masked index has masked rows, any other no row, but a count for each entry."""
         model, capacity = self.model, self.model.capacity
         anchors = {row.name for row in model.anchors()}
-        for i, (slot, ticket) in enumerate(indices):
+        for i, (slot, generation) in enumerate(indices):
             pairs = pairs_of(jax.tree.map(lambda x, i=i: x[i], got))
-            row = model.row_at(slot, ticket)
+            row = model.row_at(slot, generation)
             if row is not None and row.name in anchors:
                 for pair, expected in zip(pairs, model._window(row), strict=True):
                     found = model.row_at(*pair)
@@ -120,7 +120,7 @@ class WindowTrial(Trial):
                     assert found is None or found.name == expected.name
             else:
                 assert all(model.row_at(*pair) is None for pair in pairs)
-                assert {pair == (capacity, 0) for pair in pairs} == {(slot, ticket) == (capacity, 0)}
+                assert {pair == (capacity, 0) for pair in pairs} == {(slot, generation) == (capacity, 0)}
         self.windows.append(pairs_of(got))
 
     def compare_ring(self, stats):

@@ -121,7 +121,7 @@ def check_growth(sampler: Any, view: Any) -> None:
         one, two = small.extend(one, part), large.extend(two, part)
         if sampler.prioritized:
             index = large.last(two, 3).index
-            index = fbuf.Index(index.slot.reshape(-1), index.ticket.reshape(-1))
+            index = fbuf.Index(index.slot.reshape(-1), index.generation.reshape(-1))
             error = jnp.arange(1.0, 7.0)
             one, two = small.update_priority(one, index, error), large.update_priority(two, index, error)
     if isinstance(sampler, Consume):

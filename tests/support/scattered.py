@@ -107,7 +107,7 @@ def check_largest(storage, data, lanes):
             state = buffer.extend(state, rows, mask=mask)
         elif call == "update" and model.held:
             index = buffer.rows(state).index
-            index = fbuf.Index(index.slot.reshape(-1)[:4], index.ticket.reshape(-1)[:4])
+            index = fbuf.Index(index.slot.reshape(-1)[:4], index.generation.reshape(-1)[:4])
             obs = np.full((4, 8, 8), first % 200, np.uint8)
             state = buffer.update_rows(state, index, {"obs": obs})
             for row in model.in_order()[:4]:

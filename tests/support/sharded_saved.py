@@ -23,7 +23,7 @@ def on(buffer: fbuf.Buffer, shards: int) -> Any:
 
 def without_tickets(batch: Any) -> Any:
     batch = jax.device_get(batch)
-    return dataclasses.replace(batch, index=dataclasses.replace(batch.index, ticket=0))
+    return dataclasses.replace(batch, index=dataclasses.replace(batch.index, generation=0))
 
 
 def check_moved(buffer: fbuf.Buffer, before: int, after: int, path: Path) -> None:
@@ -45,7 +45,7 @@ def check_moved(buffer: fbuf.Buffer, before: int, after: int, path: Path) -> Non
             if not turn:
                 before_update = target.stats(state)["refused_stale"]
                 state = target.update_priority(state, stale, np.ones(64, np.float32))  # of the time before
-                known = np.asarray(stale.ticket != 0)
+                known = np.asarray(stale.generation != 0)
                 assert int(target.stats(state)["refused_stale"] - before_update) == known.sum()
             error = (np.arange(64) + turn).astype(np.float32)
             state, own = (target.update_priority(s, b.index, error) for s, b in ((state, drawn), (own, wanted)))

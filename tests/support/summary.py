@@ -22,7 +22,7 @@ MANY = 1 << 14  # rows compared by default
 
 @functools.cache
 def history(storage, sampler, view, writer="Ring", steps=7):
-    """Return a buffer, its state, every row ever written, `[E, ...]` each, and how often each (slot, ticket) was drawn."""
+    """Return a buffer, its state, every row ever written, `[E, ...]` each, and how often each (slot, generation) was drawn."""
     buffer = parts.make(storage, sampler, view, writer)
     told = SimpleNamespace(buffer=buffer, state=buffer.init(parts.EXAMPLE), rows=[], drawn=Counter())
     rng = np.random.default_rng(3)
@@ -30,8 +30,8 @@ def history(storage, sampler, view, writer="Ring", steps=7):
         rows = parts.rows_of(rng, 5)
         told.rows += [{name: leaf[t] for name, leaf in rows.items()} for t in range(5)]
         told.state, batch = buffer.sample(buffer.extend(told.state, rows), jax.random.key(i), BATCH)
-        slots = zip(batch.index.slot.tolist(), batch.index.ticket.tolist(), batch.mask.tolist(), strict=True)
-        told.drawn.update((slot, ticket) for slot, ticket, there in slots if there)
+        slots = zip(batch.index.slot.tolist(), batch.index.generation.tolist(), batch.mask.tolist(), strict=True)
+        told.drawn.update((slot, generation) for slot, generation, there in slots if there)
         if buffer.sampler.prioritized:
             error = rng.gamma(1.0, 1.0, BATCH).astype(np.float32)
             told.state = buffer.update_priority(told.state, batch.index, error)
@@ -149,7 +149,7 @@ def check_draws(told):
         assert summary.draws is None and seen.draws is None
         return
     index = told.buffer.rows(told.state).index
-    names = list(zip(np.ravel(index.slot).tolist(), np.ravel(index.ticket).tolist(), strict=True))
+    names = list(zip(np.ravel(index.slot).tolist(), np.ravel(index.generation).tolist(), strict=True))
     drawn = np.array([told.drawn[name] for name in names]).reshape(seen.anchor.shape)
     if isinstance(told.buffer.sampler, Epoch):
         left = int(told.buffer.stats(told.state)["epoch_left"])

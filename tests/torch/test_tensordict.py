@@ -126,7 +126,7 @@ def test_windows_are_batches_of_two_axes():
     assert td.batch_size == (32, 4) and td["next", "reward"].shape == (32, 4, 1)
     assert torch.equal(td["mask"], sample.data["mask"]) and td["is_init"].shape == (32, 4, 1)
     assert torch.equal(td["index"], sample.index.slot.long()[:, None].expand(32, 4))
-    assert np.array_equal(np.asarray(index_of(td).ticket), sample.index.ticket.numpy())
+    assert np.array_equal(np.asarray(index_of(td).generation), sample.index.generation.numpy())
 
 
 def test_leaves_are_renamed():

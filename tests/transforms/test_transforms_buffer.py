@@ -196,7 +196,7 @@ def test_rows_are_checked_as_they_are_given():
     one = buffer.add(state, {n: x[0] for n, x in rows.items()})
     close(buffer.last(one, 1).data["obs"][0], rows["observation"][0])
     index = buffer.last(one, 1).index
-    flat = fbuf.Index(index.slot.reshape(-1), index.ticket.reshape(-1))
+    flat = fbuf.Index(index.slot.reshape(-1), index.generation.reshape(-1))
     changed = buffer.update_rows(one, flat, {"action": jnp.full(2, 77, jnp.int16)})
     assert buffer.last(changed, 1).data["action"].tolist() == [[77, 77]]
 

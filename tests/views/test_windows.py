@@ -150,7 +150,7 @@ def test_a_window_takes_a_mixture_of_its_errors():
     mask[:, 1] = True
     mask[3], error[4, 1] = False, np.nan  # nothing to learn from; not finite
     error[5, 0], mask[5, 0] = np.inf, False  # does not count
-    index = fbuf.Index(batch.index.slot.at[:].set(jnp.arange(8)), batch.index.ticket)
+    index = fbuf.Index(batch.index.slot.at[:].set(jnp.arange(8)), batch.index.generation)
     after = buffer.update_priority(state, index, error, mask=jnp.asarray(mask), eta=0.7)
     magnitude = np.where(mask, np.abs(np.where(mask, error, 0)), 0)
     number = np.maximum(mask.sum(axis=1), 1)

@@ -98,7 +98,7 @@ def test_what_is_read(made):
     ):
         there = (want >= 0) & (want < 34)
         np.testing.assert_array_equal(got.mask, there)
-        np.testing.assert_array_equal(got.index.ticket, there)  # one generation, for good
+        np.testing.assert_array_equal(got.index.generation, there)  # one generation, for good
         for name, array in rows.items():
             np.testing.assert_array_equal(got.data[name][there], array[want[there]])
             assert not np.asarray(got.data[name])[~there].any()

@@ -72,7 +72,7 @@ def test_the_order_of_arrival_outlives_2_to_32_rows():
     for i in range(6):
         state = buffer.extend(state, rows_of(10 + i, 1) | {"score": np.float32([i + 1])})
         index = buffer.last(state, 1).index
-        assert np.asarray(index.ticket)[0] != 0
+        assert np.asarray(index.generation)[0] != 0
     assert np.asarray(buffer.rows(state).data["id"]).tolist() == [0, 1, 14, 15]
     assert np.asarray(state.scatter.newest).tolist() == [4, 1]
 

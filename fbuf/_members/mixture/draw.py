@@ -71,7 +71,7 @@ class Part(NamedTuple):
     data: Any
     source: Array  # int32[B], assigned buffer, which may be empty
     slot: Array
-    ticket: Array
+    generation: Array
     chance: Array  # float32[B], probability of the anchor in its buffer
     mask: Array
 
@@ -146,7 +146,7 @@ def sample(
     else:
         part, probability, weight = _weigh_shard(mixture, of_shard, part, share, beta)
     source = jnp.where(part.mask, part.source, jnp.int32(size))
-    index = Index(part.slot, part.ticket, source)
+    index = Index(part.slot, part.generation, source)
     batch = Sample(part.data, index, probability, weight, part.mask)
     return {name: own.pack() for name, own in count_empty(mixture, states, there, of_shard).items()}, batch
 
@@ -232,7 +232,7 @@ def _order_reads(states: States, part: Part) -> tuple[States, Part]:
 
 def _part(batch: Sample, source: Array) -> Part:
     slot = jnp.where(batch.mask, batch.index.slot, jnp.int32(0))
-    return Part(batch.data, source, slot, batch.index.ticket, batch.probability, batch.mask)
+    return Part(batch.data, source, slot, batch.index.generation, batch.probability, batch.mask)
 
 
 def _draw_masked(mixture: MixtureConfig, states: States, keys: Array, source: Array) -> tuple[States, Part]:
@@ -360,7 +360,7 @@ def weigh(
 
 
 def route(index: Index, number: int, buffer: Any, invalid: Array | None = None) -> Index:
-    """Return the rows of one buffer as its index; other rows are masked with slot C and ticket 0, and shard D.
+    """Return the rows of one buffer as its index; other rows are masked with slot C and generation 0, and shard D.
 
     Args:
       index: Of the mixture.
@@ -373,18 +373,18 @@ def route(index: Index, number: int, buffer: Any, invalid: Array | None = None) 
     shard = None if index.shard is None else jnp.where(mine, index.shard, jnp.int32(buffer.shards))
     if invalid is not None:
         slot, mine = jnp.where(invalid, jnp.int32(-1), slot), mine | invalid
-    return Index(slot, jnp.where(mine, index.ticket, jnp.uint32(0)), shard=shard)
+    return Index(slot, jnp.where(mine, index.generation, jnp.uint32(0)), shard=shard)
 
 
 def of_no_buffer(index: Index, size: int) -> Array:
     """Return the rows with an invalid source that are not masked, bool[B]."""
     none = (index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))
-    return none & ~((index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0)))
+    return none & ~((index.source == jnp.int32(size)) & (index.generation == jnp.uint32(0)))
 
 
 @Operation
 def window_index(mixture: MixtureConfig, states: Any, index: Index) -> tuple[Any, Index]:
-    """Call `window_index` of each buffer. Masked rows have source S, slot and ticket 0, and shard D."""
+    """Call `window_index` of each buffer. Masked rows have source S, slot and generation 0, and shard D."""
     found = jax.tree.map(lambda leaf: leaf[:, None], index)
     for number, (name, buffer) in enumerate(mixture.members):
         rows = buffer.window_index(states[name], route(index, number, buffer))
