@@ -120,7 +120,7 @@ class Live:
                 lane, row, tickets = newest(store)
                 pick = rng.permutation(len(row))[:5]
                 changed = self.content(lane[pick], row[pick], np.ones(len(pick), np.int64))
-                store.patch(tickets[pick], np.ones(len(pick), bool), dict(enumerate(changed)))
+                store.update_rows(tickets[pick], np.ones(len(pick), bool), dict(enumerate(changed)))
                 confirmed.updated[lane[pick], row[pick] % LENGTH] = row[pick] + 1
             pending += int(keep.sum())
             if pending >= EVERY:

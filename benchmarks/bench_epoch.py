@@ -21,7 +21,7 @@ from jax import lax
 import fbuf
 from benchmarks._harness import exponent, interleave, ratio, row, spread
 from fbuf._core.slots import Ring
-from fbuf._interfaces.sampler import EligibleSet
+from fbuf._interfaces.sampler import AnchorSet
 
 PERMUTATION = "A batch without replacement: time of jax.random.permutation over ours"
 GROWTH = "A batch without replacement, {:,} to {:,} rows: growth exponent"
@@ -29,7 +29,7 @@ GROWTH = "A batch without replacement, {:,} to {:,} rows: growth exponent"
 BATCH = 256
 
 
-def filled(sampler: Any, rows: int, lanes: int) -> tuple[Any, EligibleSet]:
+def filled(sampler: Any, rows: int, lanes: int) -> tuple[Any, AnchorSet]:
     """The sampler's state, and what it may know, of a full buffer whose rows are all anchors."""
     geometry = fbuf.Buffer(capacity=rows, lanes=lanes).geometry
     held = jnp.full((lanes,), geometry.length, jnp.int32)
@@ -37,16 +37,16 @@ def filled(sampler: Any, rows: int, lanes: int) -> tuple[Any, EligibleSet]:
     state = sampler.init(geometry, True)
     if isinstance(sampler, fbuf.samplers.Epoch):
         state = dataclasses.replace(state, held=jnp.copy(held))
-    return state, EligibleSet(geometry, ring, held, None)
+    return state, AnchorSet(geometry, ring, held, None)
 
 
 def drawn(sampler: Any, rows: int, steps: int, lanes: int = 1, scanned: bool = True) -> Callable[[], jax.Array]:
     """A thunk of `steps` batches in one scan, or one dispatched after the other; it carries the state on, gives the slots."""
-    state, eligible = filled(sampler, rows, lanes)
+    state, anchors = filled(sampler, rows, lanes)
     token = jnp.zeros((), jnp.int32)
 
     def one(state: Any, key: jax.Array) -> tuple[Any, Any]:
-        state, draw = sampler.draw(state, key, BATCH, eligible, {}, token)
+        state, draw = sampler.draw(state, key, BATCH, anchors, {}, token)
         return state, (draw.slot, draw.probability)
 
     run = jax.jit(lambda s, keys: lax.scan(one, s, keys) if scanned else one(s, keys), donate_argnums=0)

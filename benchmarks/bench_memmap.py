@@ -84,7 +84,7 @@ class Work:
         tickets = self.store.newest()[1][: WRITE // 2, 0]
         values = {0: self._rows[: len(tickets), 0]}
         start = time.perf_counter()
-        self.store.patch(tickets, np.ones(len(tickets), bool), values)
+        self.store.update_rows(tickets, np.ones(len(tickets), bool), values)
         self.longest = max(self.longest, time.perf_counter() - start)
 
     def run(self) -> None:

@@ -19,7 +19,7 @@ from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ranges
 
 
-@state(name="fbuf.Roster")
+@state
 class SlotPool:
     """Hold the slots of the pool."""
 

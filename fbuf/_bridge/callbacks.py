@@ -210,7 +210,7 @@ def _fetch(
         raise error
 
 
-def _patch_rows(
+def _update_rows(
     columns: tuple[int, ...],
     context: Any,
     out: Any,
@@ -224,7 +224,7 @@ def _patch_rows(
     number = join_id(view(id))
     store = cast(Store, find(number))  # no other changes rows
     values = {c: _typed(store, c, view(f)) for c, f in zip(columns, fields, strict=True)}
-    new, error = store.try_patch(_tickets(view(tickets)), view(keep), values)
+    new, error = store.try_update_rows(_tickets(view(tickets)), view(keep), values)
     if error is not None:
         record_failure(number, error, int(np.count_nonzero(new == LOST)))
     np.asarray(out)[...] = new[..., None].view(np.uint32)
@@ -361,7 +361,7 @@ def request(id: Array, requests: Sequence[tuple[int, Array]]) -> Array:
     return call(_bind(_request_rows, tuple(c for c, _ in requests)), shape, operands, effect=True)
 
 
-def patch(
+def update_rows(
     id: Array, token: Array, after: Array, tickets: Array, keep: Array, fields: Mapping[int, Array]
 ) -> tuple[Array, Array]:
     """Store rows again with some leaves `[B, item]` replaced; return tickets uint32[B, 2] (the old where not).
@@ -372,7 +372,7 @@ def patch(
     values = [lax.stop_gradient(v) for v in fields.values()]
     shape = jax.ShapeDtypeStruct(tickets.shape, jnp.uint32)
     operands = guard(id, token, after, tickets, keep, *values)
-    new = call(_bind(_patch_rows, tuple(fields)), shape, operands, effect=True)
+    new = call(_bind(_update_rows, tuple(fields)), shape, operands, effect=True)
     lost = jnp.all(new == jnp.uint32(0xFFFFFFFF), axis=-1)
     return jnp.where(lost[:, None], tickets, new), lost
 

@@ -217,7 +217,7 @@ class Buffer(BufferConfig):
     ) -> BufferState:
         r"""Set the priorities of drawn rows, or windows, from the magnitudes of their TD errors.
 
-        NaN and infinite errors, and indices that are out of range, stale or no longer drawable, are skipped one by one
+        NaN and infinite errors, and indices that are out of range, stale or no longer anchors, are skipped one by one
         and counted in `stats`. The last of several errors for one row wins.
 
         Args:
@@ -695,7 +695,7 @@ class Buffer(BufferConfig):
 
         Rows are shared, not copied: donate at most one of the two states. Priorities and annealed numbers start afresh. Stages
         of `on_read` that both have under one name keep what they learned; others learn from the rows held. Rows before the
-        oldest row of a full lane are unknown, so its first rows may no longer be drawable, and windows with a stride begin
+        oldest row of a full lane are unknown, so its first rows may no longer be anchors, and windows with a stride begin
         at that row.
 
         Raises:

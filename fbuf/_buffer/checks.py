@@ -24,7 +24,7 @@ from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import Storage
-from fbuf._interfaces.view import EligibilityRule, View
+from fbuf._interfaces.view import AnchorRule, View
 from fbuf._interfaces.writer import Writer
 from fbuf.views import Hindsight
 from fbuf.views._fields import check_ends
@@ -113,14 +113,14 @@ def _made(part: type) -> str:
 def _check_order(buffer: BufferConfig) -> None:
     """Raise for parts that need rows in order of time, with a writer that replaces any row."""
     needs = ""
-    if buffer.view.rule != EligibilityRule():
+    if buffer.view.rule != AnchorRule():
         needs = f"{buffer.view!r} reads neighbouring rows"
     elif buffer.sampler.by_episode:
         needs = f"{buffer.sampler!r} draws episodes"
     elif buffer.sampler.in_order:
         needs = f"{buffer.sampler!r} needs rows to be replaced oldest first"
     if needs:
-        fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == EligibilityRule() else "view=fbuf.views.Row()"
+        fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == AnchorRule() else "view=fbuf.views.Row()"
         raise ValueError(f"Buffer: {needs}, but {buffer.writer!r} may replace any. Use {fix}, or writers.Ring().")
 
 

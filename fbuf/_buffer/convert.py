@@ -19,7 +19,7 @@ from fbuf._core import slots as _slots
 from fbuf._core.pytree import tree_bytes
 from fbuf._core.slots import Ring
 from fbuf._indexing import anchors as _anchors
-from fbuf._indexing.anchors import count_open_before
+from fbuf._indexing.anchors import count_before
 from fbuf._interfaces.storage import Read
 
 BLOCK = 1 << 16
@@ -63,7 +63,7 @@ def index_rows(
     blocks = -(-geometry.capacity // block)
     anchors, sampler, _ = control_flow.fori_loop(0, blocks, arrive, (empty.anchors, sampler, state.token))
     if anchors is not None and anchors.before is not None:
-        anchors = dataclasses.replace(anchors, before=count_open_before(anchors.flags))
+        anchors = dataclasses.replace(anchors, before=count_before(anchors.flags))
     return state, (anchors, sampler)
 
 

@@ -41,7 +41,7 @@ def accept(
         error, index = error.reshape(-1), _state.flat_index(index, mask, geometry.capacity)
         finite = jnp.isfinite(error)
     token, masked, inside, fresh = _state.classify_indices(buffer, state, index)
-    open = _state.drawable(state, index.slot, fresh)
+    open = _state.is_anchor(state, index.slot, fresh)
     if state.anchors is not None:
         token, open = order_after_reads(token, open)
     accepted = finite & open
@@ -80,5 +80,5 @@ def read_priorities(buffer: BufferConfig, state: BufferState, index: Index | Non
     priority = buffer.sampler.priority(state.sampler, jnp.where(held, slot, jnp.int32(0)))
     if priority is None:
         raise TypeError(f"Buffer.priorities: {buffer.sampler!r} has no `priority`; see fbuf.parts.Sampler.")
-    known = _state.drawable(state, slot, held) & (priority >= jnp.float32(0))
+    known = _state.is_anchor(state, slot, held) & (priority >= jnp.float32(0))
     return state, jnp.where(known, priority, jnp.float32(jnp.nan))

@@ -15,7 +15,7 @@ from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._core.slots import zero_unless
 from fbuf._indexing import scatter
-from fbuf._interfaces.sampler import Draw, EligibleSet
+from fbuf._interfaces.sampler import AnchorSet, Draw
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import Window
 from fbuf.samplers._base import masked_draw
@@ -27,7 +27,7 @@ def draw(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[Any, Draw, Window]:
     """Draw anchors; return the sampler's state, the draw, and the reads for it."""
-    held = _state.eligible_set(buffer, state)
+    held = _state.anchor_set(buffer, state)
     result = jax.named_scope("draw")(buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Draw):
         raise TypeError(f"{type(buffer.sampler).__name__}.draw gave {type(result).__name__}; expected (state, Draw).")
@@ -35,7 +35,7 @@ def draw(
     return sampler, drawn, window_of(buffer, state, key, drawn, held)
 
 
-def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: EligibleSet) -> Window:
+def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: AnchorSet) -> Window:
     """Return the reads for a draw with `key`."""
     spec, _ = buffer.storage.spec(state.rows)
     return jax.named_scope("window")(buffer.view.window)(
@@ -109,7 +109,7 @@ def read_drawn(
 def all_anchors(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[Index, jax.Array]]:
     """Return the index of every slot in order of arrival, [C], and which of them hold an anchor."""
     slot, held = (x.reshape(-1) for x in _state.arrival_order(buffer, state))
-    return state, (_state.index_of(buffer, state, slot), _state.drawable(state, slot, held))
+    return state, (_state.index_of(buffer, state, slot), _state.is_anchor(state, slot, held))
 
 
 @operation
@@ -117,10 +117,10 @@ def sample_at(
     buffer: BufferConfig, state: BufferState, key: jax.Array, number: Any, index: Index, chance: Any
 ) -> tuple[BufferState, Sample]:
     """Return batch `number` of an epoch of anchors with probability `chance`; masked where they have closed since."""
-    mask = _state.drawable(state, index.slot, _state.classify_indices(buffer, state, index)[3])
+    mask = _state.is_anchor(state, index.slot, _state.classify_indices(buffer, state, index)[3])
     drawn = masked_draw(index.slot, chance, mask, buffer.geometry)
     key = jax.random.fold_in(key, number)
-    window = window_of(buffer, state, key, drawn, _state.eligible_set(buffer, state))
+    window = window_of(buffer, state, key, drawn, _state.anchor_set(buffer, state))
     return read_drawn(buffer, state, key, drawn, window, partly=True)
 
 
@@ -180,10 +180,10 @@ def last(buffer: BufferConfig, state: BufferState, n: int) -> tuple[BufferState,
 def window_index(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Index]:
     """Return the rows [B, T] of windows; an index without a window, made stale if its row is held, takes all of T."""
     fresh = _state.classify_indices(buffer, state, index)[3]
-    open = _state.drawable(state, index.slot, fresh)
+    open = _state.is_anchor(state, index.slot, fresh)
     key = jax.random.key(0)  # for views that choose at random; windows of consecutive rows do not depend on it
     window = buffer.view.window(
-        buffer.storage.spec(state.rows)[0], _state.eligible_set(buffer, state), index.slot, open, key
+        buffer.storage.spec(state.rows)[0], _state.anchor_set(buffer, state), index.slot, open, key
     )
     rows = _state.index_of(buffer, state, next(read.slot for read in window.reads if read.slot.ndim == 2))
     gone = Index(index.slot, index.generation - (fresh & ~open).astype(jnp.uint32))
@@ -214,7 +214,7 @@ def can_add(buffer: BufferConfig, state: BufferState, number: jax.Array) -> tupl
 def stats(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
     """Return scalars to log."""
     size = jnp.sum(state.ring.size, dtype=jnp.int32)
-    counts = {"size": size, "drawable": jnp.sum(_state.anchor_count(state), dtype=jnp.int32)}
+    counts = {"size": size, "anchors": jnp.sum(_state.anchor_count(state), dtype=jnp.int32)}
     counts["is_full"] = size == jnp.int32(buffer.capacity)
     if state.scatter is None:
         counts["cursor"], counts["writes"] = slots.head(state.ring, buffer.geometry)

@@ -28,9 +28,9 @@ from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
 from fbuf._indexing.anchors import Anchors
 from fbuf._indexing.scatter import Scatter
-from fbuf._interfaces.sampler import EligibleSet, Sampler
+from fbuf._interfaces.sampler import AnchorSet, Sampler
 from fbuf._interfaces.storage import Storage
-from fbuf._interfaces.view import EligibilityRule, View
+from fbuf._interfaces.view import AnchorRule, View
 from fbuf._interfaces.writer import Scattering, Streaming, Writer
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
@@ -68,14 +68,14 @@ class BufferConfig:
         return tuple(dict.fromkeys((*self.view.episode_fields()[0], *self.episode_end)))
 
     @property
-    def rule(self) -> EligibilityRule:
+    def rule(self) -> AnchorRule:
         """Which rows can be drawn: the view's rule, with the leaves that end episodes."""
         return dataclasses.replace(self.view.rule, ends=self.ends, terminated=self.view.episode_fields()[1])
 
     @property
     def dense(self) -> bool:
         """Whether every row held is an anchor."""
-        return self.view.rule == EligibilityRule() and not self.sampler.by_episode
+        return self.view.rule == AnchorRule() and not self.sampler.by_episode
 
     @property
     def counted(self) -> bool:
@@ -427,12 +427,12 @@ def classify_indices(buffer: BufferConfig, state: BufferState, index: Index) -> 
     return token, masked, inside, fresh
 
 
-def drawable(state: BufferState, slot: Array, held: Array) -> Array:
+def is_anchor(state: BufferState, slot: Array, held: Array) -> Array:
     """Return which of the slots are anchors; `held` are those of a row, in [0, C)."""
     if state.anchors is None:
         return held
     at = jnp.where(held, slot, jnp.int32(0))
-    return held & _anchors.has(state.anchors.flags.at[at].get(mode="promise_in_bounds"), _anchors.OPEN)
+    return held & _anchors.has(state.anchors.flags.at[at].get(mode="promise_in_bounds"), _anchors.ANCHOR)
 
 
 def flat_index(index: Index, mask: Array | None, capacity: int) -> Index:
@@ -460,9 +460,9 @@ def room_left(buffer: BufferConfig, state: BufferState) -> Array | None:
     return jnp.int32(length) - jnp.minimum(needed, state.ring.size)
 
 
-def eligible_set(buffer: BufferConfig, state: BufferState) -> EligibleSet:
+def anchor_set(buffer: BufferConfig, state: BufferState) -> AnchorSet:
     """Return the anchors, for samplers and views."""
     anchors = state.anchors
     if anchors is None:
-        return EligibleSet(buffer.geometry, state.ring, anchor_count(state), None)
-    return EligibleSet(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts, anchors.before)
+        return AnchorSet(buffer.geometry, state.ring, anchor_count(state), None)
+    return AnchorSet(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts, anchors.before)

@@ -23,7 +23,7 @@ from fbuf._core.sample import TICKET, Index
 from fbuf._core.slots import Ring
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
-from fbuf._interfaces.sampler import EligibilityUpdate
+from fbuf._interfaces.sampler import AnchorChange
 
 
 @operation
@@ -121,7 +121,7 @@ def _follow(
     priority: jax.Array | None,
     stamp: jax.Array | None,
     mask: jax.Array | None,
-) -> tuple[_anchors.Anchors, EligibilityUpdate, jax.Array]:
+) -> tuple[_anchors.Anchors, AnchorChange, jax.Array]:
     """Return the anchors after a write of rows, what opened and closed, and the token."""
     geometry = buffer.geometry
     new = _state.ending(buffer, leaves, (next(iter(leaves.values())).shape[0], geometry.lanes))
@@ -176,7 +176,7 @@ def store_values(
 
 def evict_oldest(
     buffer: BufferConfig, state: BufferState, count: jax.Array, most: int, token: jax.Array
-) -> tuple[jax.Array, jax.Array, Any, EligibilityUpdate, jax.Array]:
+) -> tuple[jax.Array, jax.Array, Any, AnchorChange, jax.Array]:
     """Close the anchors of the `count` int32[E] oldest rows of each lane, at most `most`.
 
     Returns:

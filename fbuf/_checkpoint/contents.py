@@ -87,10 +87,10 @@ def _index(found: list[Seen]) -> Iterator[Line]:
         lengths, cut = np.concatenate([some for some, _ in counts]), sum(some for _, some in counts)
         spread = f", of {lengths.min():,} to {lengths.max():,} rows" if lengths.size else ""
         yield "episodes", f"{lengths.size:,} whole{spread}" + (f"; {cut:,} cut" if cut else "")
-    drawable = sum(int(some.anchor.sum()) for some in found)
-    yield "drawable", counted(drawable, "row")
+    anchors = sum(int(some.anchor.sum()) for some in found)
+    yield "anchors", counted(anchors, "row")
     values = [some.priority[some.anchor] for some in found if some.priority is not None]
-    if values and drawable:
+    if values and anchors:
         p = np.concatenate(values)
         middle = number(float(np.median(p)))
         yield (

@@ -142,24 +142,19 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 
 
 @dataclass_transform(frozen_default=True)
-def state(cls: Any = None, *, name: str | None = None) -> Any:
+def state(cls: Any) -> Any:
     """Make `cls` a frozen dataclass of arrays: a pytree node whose every field is a child.
 
     An optional method `ranges(self, geometry)` says what the fields hold, for checkpoints that no buffer wrote: it yields name,
     array, least and largest value (numbers or arrays that broadcast) of fields. `fbuf.load` refuses other values, in this
     order, so that a range may rely on those before it.
-
-    Args:
-      name: Name to save instances under; None: the public name of the class.
     """
-    if cls is None:
-        return functools.partial(state, name=name)
     made = dataclasses.dataclass(frozen=True, repr=cls.__repr__ is object.__repr__)(cls)
     STATES.add(made)
     _register_state(made)
     export.register_pytree_node_serialization(
         made,
-        serialized_name=name or _qualified(made),
+        serialized_name=_qualified(made),
         serialize_auxdata=lambda aux: b"",
         deserialize_auxdata=lambda data: (),
     )

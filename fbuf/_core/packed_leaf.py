@@ -26,7 +26,7 @@ _MOST_FLAT = 2**30  # elements, whose positions are int32
 _WITHOUT_BYTES = ("int2", "int4", "uint2", "uint4", "float4")
 
 
-@component(name="fbuf.storages.Packing")
+@component
 class Packing:
     """The shape of a row, and the form in which rows are stored."""
 
@@ -45,7 +45,7 @@ class Packing:
         return (tiles * TILE[0], TILE[1]) if self.form == "tiles" else (self.elements,)
 
 
-@state(name="fbuf.storages.PackedLeaf")
+@state
 class PackedLeaf:
     """Rows `[C, ...]` of one leaf, stored as `packing` says. Shapes are those of an array that is not packed."""
 

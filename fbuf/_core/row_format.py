@@ -80,5 +80,5 @@ def _from_bytes(data: Any) -> RowFormat:
 
 jax.tree_util.register_static(RowFormat)
 export.register_pytree_node_serialization(
-    RowFormat, serialized_name="fbuf.Given", serialize_auxdata=_to_bytes, deserialize_auxdata=_from_bytes
+    RowFormat, serialized_name="fbuf.RowFormat", serialize_auxdata=_to_bytes, deserialize_auxdata=_from_bytes
 )

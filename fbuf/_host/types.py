@@ -299,7 +299,7 @@ class RowStore(HostObject, Protocol):
         """Do what `read` does, from a started read if there is one."""
         return self.read(requests)
 
-    def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
+    def update_rows(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
         """Store rows again with some columns replaced; return their new tickets."""
 
     def to_arrays(self) -> dict[str, Any]:

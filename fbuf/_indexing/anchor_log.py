@@ -1,8 +1,8 @@
 """Queue the anchors of each lane in order of arrival, and find the n-th anchor.
 
 Anchors of a lane open and close in order, so a ring buffer of slots finds the n-th in O(1). If every row held is an anchor,
-nothing is stored. Rows of a data set never change, so counts of open rows before each block
-(`anchors.count_open_before`) replace the queue: 1/32 byte a row, and O(log C) a draw.
+nothing is stored. Rows of a data set never change, so counts of anchors before each block (`anchors.count_before`) replace the
+queue: 1/32 byte a row, and O(log C) a draw.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fbuf._core.control_flow import number_up_to
 from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ranges, modulo, of_lane, slot_at, zeros
 from fbuf._indexing.anchors import nth_by_count
-from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet
 
 
-@state(name="fbuf.Log")
+@state
 class AnchorQueue:
     """Hold each lane's anchors, oldest first."""
 
@@ -51,7 +51,7 @@ def _empty(geometry: Geometry) -> AnchorQueue:
     return AnchorQueue(*zeros(geometry.capacity, geometry.lanes, geometry.lanes))
 
 
-def apply(log: Q, change: EligibilityUpdate, geometry: Geometry, token: Array) -> Q:
+def apply(log: Q, change: AnchorChange, geometry: Geometry, token: Array) -> Q:
     """Update the queue after a write."""
     if log is None:
         return log
@@ -84,18 +84,18 @@ def joined(parts: Sequence[AnchorQueue], join: SlotJoin) -> AnchorQueue:
     return AnchorQueue(jnp.asarray(np.maximum(slot, 0), jnp.int32), head, count)
 
 
-def nth(log: AnchorQueue | None, eligible: EligibleSet, nth: Array) -> Array:
+def nth(log: AnchorQueue | None, anchors: AnchorSet, nth: Array) -> Array:
     """Return the slots of the `nth` int32[B] anchors: lane by lane, oldest first."""
-    lane, rank = lane_and_rank(eligible.ring.size if log is None else log.count, nth)
-    return at(log, eligible, lane, rank)
+    lane, rank = lane_and_rank(anchors.ring.size if log is None else log.count, nth)
+    return at(log, anchors, lane, rank)
 
 
-def at(log: AnchorQueue | None, eligible: EligibleSet, lane: Array, rank: Array) -> Array:
+def at(log: AnchorQueue | None, anchors: AnchorSet, lane: Array, rank: Array) -> Array:
     """Return the slots of anchors by lane and rank, 0 the oldest."""
-    geometry, ring = eligible.geometry, eligible.ring
-    if log is None and eligible.before is not None:  # a data set has one lane
-        assert eligible.flags is not None
-        return nth_by_count(eligible.flags, eligible.before, rank)
+    geometry, ring = anchors.geometry, anchors.ring
+    if log is None and anchors.before is not None:  # a data set has one lane
+        assert anchors.flags is not None
+        return nth_by_count(anchors.flags, anchors.before, rank)
     if log is None:
         position = modulo(of_lane(ring.cursor - ring.size, lane) + rank, geometry.length)
         return position * jnp.int32(geometry.lanes) + lane
@@ -103,7 +103,7 @@ def at(log: AnchorQueue | None, eligible: EligibleSet, lane: Array, rank: Array)
     return log.slot.at[place * jnp.int32(geometry.lanes) + lane].get(mode="promise_in_bounds")
 
 
-@state(name="fbuf.EpisodeLog")
+@state
 class EpisodeQueue:
     """Add the place where the anchors of each episode begin. Episodes with anchors are numbered modulo L."""
 
@@ -111,7 +111,7 @@ class EpisodeQueue:
     number: Array  # int32[C], episode of the anchor in each place of the queue
     begin: Array  # int32[C], place of the first anchor of each episode; number n of lane e is element n * E + e
     last: Array  # int32[E], number of the newest episode
-    name: Array  # uint32[E], its count by `EligibilityUpdate.open_episode`
+    name: Array  # uint32[E], its count by `AnchorChange.open_episode`
 
     def ranges(self, geometry: Geometry) -> Ranges:
         for field in ("number", "begin", "last"):
@@ -124,7 +124,7 @@ def init_episodes(geometry: Geometry) -> EpisodeQueue:
     return EpisodeQueue(_empty(geometry), number, begin, last, jnp.zeros((geometry.lanes,), jnp.uint32))
 
 
-def apply_episodes(episodes: EpisodeQueue, change: EligibilityUpdate, geometry: Geometry, token: Array) -> EpisodeQueue:
+def apply_episodes(episodes: EpisodeQueue, change: AnchorChange, geometry: Geometry, token: Array) -> EpisodeQueue:
     """Update the queue after a write."""
     log, length = apply(episodes.log, change, geometry, token), jnp.int32(geometry.length)
     mask, name = change.open_mask, change.open_episode
@@ -177,7 +177,7 @@ def differs_from_previous(name: Array, mask: Array, latest: Array) -> tuple[Arra
     return mask & (name != name_at(before)), name_at(newest[-1:])[0]
 
 
-def close(held: Array, change: EligibilityUpdate, geometry: Geometry) -> tuple[Array, Array]:
+def close(held: Array, change: AnchorChange, geometry: Geometry) -> tuple[Array, Array]:
     """Return the anchors int32[E] left of the `held` int32[E] after a write, and how many have closed, the oldest.
 
     If every row is an anchor, the update lists new rows only, which overwrite the oldest once the lane is full.
@@ -188,12 +188,12 @@ def close(held: Array, change: EligibilityUpdate, geometry: Geometry) -> tuple[A
     return held - given_up - overwritten, given_up + overwritten
 
 
-def draw_episodes(episodes: EpisodeQueue, key: Array, batch_size: int, eligible: EligibleSet) -> tuple[Array, ...]:
+def draw_episodes(episodes: EpisodeQueue, key: Array, batch_size: int, anchors: AnchorSet) -> tuple[Array, ...]:
     """Draw an episode uniformly, then one of its anchors: slots int32[B] and their probabilities float32[B].
 
     Both are undefined if there are no anchors.
     """
-    log, geometry = episodes.log, eligible.geometry
+    log, geometry = episodes.log, anchors.geometry
     lanes, length = jnp.int32(geometry.lanes), jnp.int32(geometry.length)
     oldest = _oldest(episodes, geometry)
     count = episode_counts(episodes, geometry)
@@ -210,7 +210,7 @@ def draw_episodes(episodes: EpisodeQueue, key: Array, batch_size: int, eligible:
     end = jnp.where(is_last, head + log.count[lane], begin_of(number + jnp.int32(1)))
     size = (end - begin) % length
     size = jnp.where(size == jnp.int32(0), length, size)  # 0 modulo L means all
-    slot = at(log, eligible, lane, (begin - head) % length + randint_below(within, (batch_size,), size))
+    slot = at(log, anchors, lane, (begin - head) % length + randint_below(within, (batch_size,), size))
     chance = jnp.float32(1) / (jnp.maximum(total, jnp.int32(1)).astype(jnp.float32) * size.astype(jnp.float32))
     return slot, chance
 

@@ -5,7 +5,7 @@ truncated row may lack its next observation. Every row has a byte of flags, and 
 (`tail`), so a write decides at once which rows *open* (become anchors) and which *close*. Rows of a lane open and close in
 order of arrival, so samplers keep them in a queue (`fbuf._indexing.anchor_log`).
 
-If a new row completes at most one anchor (`EligibilityRule.prompt`), only that anchor is examined, so long windows cost the
+If a new row completes at most one anchor (`AnchorRule.prompt`), only that anchor is examined, so long windows cost the
 same as short ones. Otherwise the last `ahead` rows are examined again. Where rows never change, the open rows before each block
 of flags are counted, and `nth_by_count` finds the n-th.
 """
@@ -24,13 +24,13 @@ from fbuf._core.component import state
 from fbuf._core.control_flow import number_up_to, order_after_reads
 from fbuf._core.pytree import Spec
 from fbuf._core.slots import Geometry, Ranges, Ring, by_age, expand, slot_at, zeros
-from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
-from fbuf._interfaces.view import EligibilityRule
+from fbuf._interfaces.sampler import AnchorChange, EpisodeStarts, Sampler
+from fbuf._interfaces.view import AnchorRule
 
 START = 1  # first row of an episode
 END = 2  # last row of an episode
 TERMINATED = 4  # last row of a terminated episode: no bootstrapping
-OPEN = 8  # an anchor
+ANCHOR = 8  # an anchor
 RESET = 16  # holds the final observation only (Gymnasium's next-step autoreset)
 CUT = 32  # with END: the next row begins an episode, and the final observation is unknown
 
@@ -55,7 +55,7 @@ class Anchors:
     tail_stamp: Array | None  # int32[W, E]; None if the sampler needs no stamps
     starts: EpisodeStarts | None  # None unless the view needs them
     count: Array  # int32[E], open rows
-    rule: EligibilityRule  # static: the rule that decided them
+    rule: AnchorRule  # static: the rule that decided them
     before: Array | None = None  # int32[blocks], open rows before each block of a data set
     # [E], or uint32[E, 2] of 64 bits: episode id of each lane's newest row; None without ids
     newest_id: Array | None = None
@@ -85,13 +85,13 @@ def bit(condition: Array, bits: int) -> Array:
     return condition.astype(jnp.uint8) * jnp.uint8(bits)
 
 
-def width(rule: EligibilityRule) -> int:
+def width(rule: AnchorRule) -> int:
     """Return W, rows of the tail: as many as can be undecided, and at least two to detect the start of an episode."""
     earlier = rule.closes or (rule.learns is not None and rule.reset_rows)  # the row before the undecided ones matters
     return 2 if rule.prompt else max(rule.ahead + earlier, 2)
 
 
-def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, spec: Spec, counted: bool = False) -> Anchors:
+def init(geometry: Geometry, rule: AnchorRule, sampler: Sampler, spec: Spec, counted: bool = False) -> Anchors:
     """Make an empty state; the next row of every lane begins an episode. `counted`: allocate counts of a data set."""
     lanes = geometry.lanes
     shape = (width(rule), lanes)
@@ -164,7 +164,7 @@ def extend(
     arrive: Array | None = None,
     ids: Array | None = None,
     cut: Array | None = None,
-) -> tuple[Anchors, EligibilityUpdate, Array]:
+) -> tuple[Anchors, AnchorChange, Array]:
     """Update the anchors after a write of `N` rows a lane, a cut, or an eviction of the oldest rows.
 
     Args:
@@ -257,7 +257,7 @@ def extend(
         return inside & jnp.take_along_axis(lacks, jnp.clip(place, 0, behind - 1), axis=0)
 
     near_age = jnp.broadcast_to(oldest, near.shape)
-    closing = has(near_flags, OPEN) & (near_age < size) & ((near_age < lost[None, :]) | lacks_frames(near_age))
+    closing = has(near_flags, ANCHOR) & (near_age < size) & ((near_age < lost[None, :]) | lacks_frames(near_age))
 
     episode, episode_after = _episodes(anchors, flags, count)
     tail_priority, pending, tail_stamp = None, None, None
@@ -277,10 +277,10 @@ def extend(
     if opened is not None:
         if lacks is not None:
             opened = opened._replace(mask=opened.mask & ~lacks_frames(opened.age))
-        flags = flags | bit(_among_new(opened, size, tail_rows, num), OPEN)
+        flags = flags | bit(_among_new(opened, size, tail_rows, num), ANCHOR)
         older = opened.mask & (opened.age < size)
         written = [(stays[tail_rows:], age[tail_rows:], flags[tail_rows:])]
-        written += [(older, opened.age, others[0] | jnp.uint8(OPEN))]
+        written += [(older, opened.age, others[0] | jnp.uint8(ANCHOR))]
         open_slot, open_mask = opened.slot, opened.mask
         given, stamp = given[first:], None if stamp is None else stamp[first:]
         episode = None if episode is None else episode[first:]
@@ -293,7 +293,7 @@ def extend(
             completed = index == jnp.int32(tail_rows - 1 - rule.ahead)
             examined = examined | completed & ~uncut & others[0] & (flags[tail_rows - 1] != was[0])[None, :]
         open_mask = examined & others[0] & stays & ~lacks_frames(age)
-        flags = flags | bit(open_mask, OPEN)
+        flags = flags | bit(open_mask, ANCHOR)
         written = [(examined & stays, age, flags)]
         open_slot = by_age(ring, geometry, age)
         pending = jnp.sum(undecided_before & exists & ~decided, axis=0, dtype=jnp.int32)
@@ -308,12 +308,12 @@ def extend(
         starts = _update_starts(starts, geometry, ring, overwritten, new, age, token)
 
     unset = closing if evict is not None else closing & (near_age >= lost[None, :])
-    written.append((unset, near_age, near_flags & jnp.uint8(0xFF - OPEN)))
+    written.append((unset, near_age, near_flags & jnp.uint8(0xFF - ANCHOR)))
     closed = jnp.sum(closing, axis=0, dtype=jnp.int32)
     opening = jnp.sum(open_mask, axis=0, dtype=jnp.int32)
     after = Anchors(
         flags=_set_flags(anchors.flags, ring, geometry, written, token),
-        tail_flags=newest_of(flags) & jnp.uint8(0xFF - OPEN),
+        tail_flags=newest_of(flags) & jnp.uint8(0xFF - ANCHOR),
         tail_priority=tail_priority,
         pending=pending,
         step=step_after,
@@ -326,7 +326,7 @@ def extend(
         newest_id=anchors.newest_id,
     )
     stamp = None if evict is not None else stamp
-    return after, EligibilityUpdate(open_slot, open_mask, episode, stamp, None, given, near, closing), token
+    return after, AnchorChange(open_slot, open_mask, episode, stamp, None, given, near, closing), token
 
 
 def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: Array, token: Array) -> Anchors:
@@ -430,7 +430,7 @@ def episode_around(
 ) -> tuple[Array, Array]:
     """Return the ages int32[B] of the first and the last held row of the episode of each row at `age` int32[B] of `lane`.
 
-    With `EligibilityRule.reset_rows` the row after an end is the last of its episode. Cost: O(log L), by bisection.
+    With `AnchorRule.reset_rows` the row after an end is the last of its episode. Cost: O(log L), by bisection.
     """
     length, lanes = jnp.int32(geometry.length), jnp.int32(geometry.lanes)
     count, oldest = starts.count[lane], ring.cursor[lane] - ring.size[lane]
@@ -467,11 +467,11 @@ def _set_flags(
     return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
 
 
-def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None = None) -> EligibilityUpdate:
+def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None = None) -> AnchorChange:
     """Return the update of a write where every row held is an anchor: new rows open in place of the rows they replace."""
     given: Any = np.full(slot.shape, NO_PRIORITY, np.float32) if priority is None else priority
     none = slot[:0]
-    return EligibilityUpdate(
+    return AnchorChange(
         open_slot=slot,
         open_mask=keep,
         open_episode=None,
@@ -483,7 +483,7 @@ def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None 
     )
 
 
-def count_open_before(flags: Array) -> Array:
+def count_before(flags: Array) -> Array:
     """Return the open rows of uint8[C] before each block, int32[blocks], for rows that never change.
 
     It loops over groups of `_GROUP` blocks, which needs little memory.
@@ -496,7 +496,7 @@ def count_open_before(flags: Array) -> Array:
     def count(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         before, total = carry
         block = number.astype(jnp.int32) * jnp.int32(_GROUP) + within
-        each = jnp.sum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
+        each = jnp.sum(_anchors_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
         upto = total + jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
         before = before.at[block].set(upto, mode="drop", unique_indices=True)
         return before, total + jnp.sum(each, dtype=jnp.int32)
@@ -505,23 +505,23 @@ def count_open_before(flags: Array) -> Array:
     return control_flow.fori_loop(0, -(-blocks // _GROUP), count, start)[0]
 
 
-def _open_in_blocks(flags: Array, block: Array, size: int) -> Array:
+def _anchors_in_blocks(flags: Array, block: Array, size: int) -> Array:
     """Return which rows of each block int32[K] of `size` rows are open, bool[K, size]; False beyond the end."""
     at = block[:, None] * jnp.int32(size) + jnp.arange(size, dtype=jnp.int32)[None, :]
     last = jnp.int32(flags.shape[0] - 1)
-    return has(flags.at[jnp.minimum(at, last)].get(mode="promise_in_bounds"), OPEN) & (at <= last)
+    return has(flags.at[jnp.minimum(at, last)].get(mode="promise_in_bounds"), ANCHOR) & (at <= last)
 
 
 def nth_by_count(flags: Array, before: Array, nth: Array) -> Array:
     """Return the slots of the `nth` int32[B] open rows in order of slot, by the counts before each block. O(log C)."""
     block = jnp.maximum(number_up_to(before, nth) - jnp.int32(1), jnp.int32(0))
-    upto = jnp.cumsum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
+    upto = jnp.cumsum(_anchors_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
     passed = upto <= (nth - before.at[block].get(mode="promise_in_bounds"))[:, None]
     slot = block * jnp.int32(BLOCK) + jnp.sum(passed, axis=1, dtype=jnp.int32)
     return jnp.minimum(slot, jnp.int32(flags.shape[0] - 1))
 
 
-def nth_open(flags: Array, nth: Array, wanted: Array) -> Array:
+def nth_anchor(flags: Array, nth: Array, wanted: Array) -> Array:
     """Return the slots of the `nth` int32[B] open rows in order of slot; C where `wanted` is False.
 
     Prioritized samplers without a queue need it when every priority is 0. It is O(C); on GPUs up to `MOST_COUNTED` rows even if
@@ -534,13 +534,13 @@ def nth_open(flags: Array, nth: Array, wanted: Array) -> Array:
 
 
 def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> Array:
-    """`nth_open` block by block, and not at all if no row is wanted."""
+    """`nth_anchor` block by block, and not at all if no row is wanted."""
     capacity = flags.shape[0]
     block = min(block, capacity)
 
     def search(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         number, seen, found = carry
-        total = jnp.cumsum(_open_in_blocks(flags, number[None], block)[0], dtype=jnp.int32)
+        total = jnp.cumsum(_anchors_in_blocks(flags, number[None], block)[0], dtype=jnp.int32)
         want = nth - seen
         place = number_up_to(total, want)
         hit = (want >= jnp.int32(0)) & (want < total[-1]) & (found == jnp.int32(capacity))
@@ -563,7 +563,7 @@ def _nth_by_sums(flags: Array, nth: Array, wanted: Array) -> Array:
         block *= _FAN_OUT
     blocks = -(-capacity // block)
     padded = lax.pad(flags, jnp.uint8(0), [(0, blocks * block - capacity, 0)])
-    each = jnp.sum(has(padded, OPEN).reshape(blocks, block), axis=1, dtype=jnp.int32)
+    each = jnp.sum(has(padded, ANCHOR).reshape(blocks, block), axis=1, dtype=jnp.int32)
     place = jnp.arange(blocks, dtype=jnp.int32)
     earlier = place[None, :] < place[:, None]  # a prefix sum in one kernel
     before = jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
@@ -572,7 +572,7 @@ def _nth_by_sums(flags: Array, nth: Array, wanted: Array) -> Array:
     while block > 1:
         block //= _FAN_OUT
         part = number[:, None] * jnp.int32(_FAN_OUT) + jnp.arange(_FAN_OUT, dtype=jnp.int32)[None, :]
-        opened = _open_in_blocks(flags, part.reshape(-1), block).reshape(*part.shape, block)
+        opened = _anchors_in_blocks(flags, part.reshape(-1), block).reshape(*part.shape, block)
         upto = jnp.cumsum(jnp.sum(opened, axis=2, dtype=jnp.int32), axis=1, dtype=jnp.int32)
         passed = upto <= rest[:, None]
         number = number * jnp.int32(_FAN_OUT) + jnp.sum(passed, axis=1, dtype=jnp.int32)

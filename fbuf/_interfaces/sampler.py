@@ -27,8 +27,8 @@ class Draw:
     last: Any = None  # bool[], whether an epoch ends with this draw; None: there are no epochs
 
 
-@state(name="fbuf.Change")
-class EligibilityUpdate:
+@state
+class AnchorChange:
     """The anchors that one write closed, and then opened."""
 
     open_slot: jax.Array  # int32[A, E], slots in time order
@@ -41,7 +41,7 @@ class EligibilityUpdate:
     close_mask: jax.Array  # bool[K, E]
 
 
-@state(name="fbuf.Starts")
+@state
 class EpisodeStarts:
     """Where the episodes of each lane begin, oldest first, for starts that are still in the buffer."""
 
@@ -55,14 +55,14 @@ class EpisodeStarts:
         yield "count", self.count, 0, geometry.length
 
 
-class EligibleSet(NamedTuple):
+class AnchorSet(NamedTuple):
     """The anchors, as samplers see them when they draw and views when they look at neighbouring rows."""
 
     geometry: Geometry
     ring: Ring
-    available: jax.Array  # int32[E], anchors of each lane
+    counts: jax.Array  # int32[E], anchors of each lane
     flags: jax.Array | None  # uint8[C], bits of `fbuf._indexing.anchors`; None where every row is an anchor
-    starts: EpisodeStarts | None = None  # None unless `EligibilityRule.spans`
+    starts: EpisodeStarts | None = None  # None unless `AnchorRule.spans`
     # int32[blocks], open rows before each block of flags (`fbuf._indexing.anchors`); None unless `Sampler.by_rank`
     before: jax.Array | None = None
 
@@ -121,12 +121,12 @@ class Sampler(abc.ABC):
 
     @property
     def by_episode(self) -> bool:
-        """Whether `change` needs `EligibilityUpdate.open_episode`."""
+        """Whether `change` needs `AnchorChange.open_episode`."""
         return False
 
     @property
     def stamp(self) -> str | None:
-        """Name of the integer leaf that `EligibilityUpdate.open_stamp` holds."""
+        """Name of the integer leaf that `AnchorChange.open_stamp` holds."""
         return None
 
     @property
@@ -144,17 +144,17 @@ class Sampler(abc.ABC):
         """Return the state for an empty buffer; its shapes, if part of it is on the host."""
 
     @abc.abstractmethod
-    def change(self, sampler: Any, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Any:
+    def change(self, sampler: Any, change: AnchorChange, geometry: Geometry, token: jax.Array) -> Any:
         """Update the state after a write."""
 
     def draw(
-        self, sampler: Any, key: jax.Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: jax.Array
+        self, sampler: Any, key: jax.Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: jax.Array
     ) -> tuple[Any, Draw]:
         """Draw `B` anchors; return the state and the draw.
 
         `options` are numbers of this call (`beta`). Add `token` to the indices of every write.
         """
-        drawn = self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token)
+        drawn = self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), anchors, options, token)
         if drawn is None:
             raise NotImplementedError(f"{type(self).__name__}: write def draw, or draw_some; see fbuf.parts.Sampler.")
         return drawn
@@ -165,7 +165,7 @@ class Sampler(abc.ABC):
         key: jax.Array,
         batch_size: int,
         wanted: jax.Array,
-        eligible: EligibleSet,
+        anchors: AnchorSet,
         options: Leaves,
         token: jax.Array,
     ) -> tuple[Any, Draw] | None:
@@ -220,11 +220,11 @@ class Sampler(abc.ABC):
         """
         return None
 
-    def inspect(self, sampler: Any, eligible: EligibleSet) -> Inspected | None:
+    def inspect(self, sampler: Any, anchors: AnchorSet) -> Inspected | None:
         """Return statistics of every slot; entries that are not anchors are ignored. None: unknown. O(C)."""
         return None
 
-    def mass(self, sampler: Any, eligible: EligibleSet) -> Mass:
+    def mass(self, sampler: Any, anchors: AnchorSet) -> Mass:
         """Return the `Mass` of all anchors, in proportion to which members of a whole are drawn from; see `whole`."""
         raise NotImplementedError(f"{type(self).__name__}: write def mass; see fbuf.parts.Sampler.")
 

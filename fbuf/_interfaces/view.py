@@ -12,12 +12,12 @@ import numpy as np
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
-from fbuf._interfaces.sampler import EligibleSet
+from fbuf._interfaces.sampler import AnchorSet
 from fbuf._interfaces.storage import Read
 
 
 @component(name="fbuf.Rule")
-class EligibilityRule:
+class AnchorRule:
     """Which rows a view can draw. Views with equal rules can share a state.
 
     Attributes:
@@ -34,7 +34,7 @@ class EligibilityRule:
       reset_rows: Whether the row after an episode's end belongs to it (Gymnasium's next-step autoreset).
       cut_ends: Whether the last row of a truncated episode can be drawn. Never if it was cut (`Buffer.cut`).
       window: T, rows of a batch's windows `[B, T, ...]`, which the first read of slots `[B, T]` names; 0: no windows.
-      spans: Whether the view needs `EligibleSet.starts`.
+      spans: Whether the view needs `AnchorSet.starts`.
       ends: Leaves that end an episode; filled in by the buffer.
       terminated: The leaf of `ends` that marks termination; filled in by the buffer.
       episode: Integer leaf that is equal in all rows of an episode; a change is a cut before that row.
@@ -77,7 +77,7 @@ class View(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def rule(self) -> EligibilityRule:
+    def rule(self) -> AnchorRule:
         """Which rows can be drawn."""
 
     @property
@@ -108,9 +108,9 @@ class View(abc.ABC):
         return jnp.full_like(step, ahead), step >= ahead
 
     def decide(
-        self, flags: jax.Array, available: jax.Array, step: jax.Array
+        self, flags: jax.Array, count: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """Return which rows of uint8[A, E] the first `available` int32[E] of them settle, and which of those are anchors.
+        """Return which rows of uint8[A, E] the first `count` int32[E] of them settle, and which of those are anchors.
 
         Also return which row gave an anchor's priority, int32[A, E] (None: the anchor). Called unless `rule.prompt`. `step`
         int32[A, E] is exact for rows of the running episode and newer ones; where `stride` is 1 and `learns` None it has no
@@ -119,7 +119,7 @@ class View(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__}: write def decide; see fbuf.parts.View.")
 
     @abc.abstractmethod
-    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+    def window(self, spec: Spec, anchors: AnchorSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         """Return the reads for anchors int32[B]; `key` is for views that choose at random."""
 
     @abc.abstractmethod

@@ -12,7 +12,7 @@ from typing import Any
 from fbuf._algorithms.block_stats import UNIT
 from fbuf._buffer.buffer import Buffer
 from fbuf._interfaces.sampler import Sampler
-from fbuf._interfaces.view import EligibilityRule
+from fbuf._interfaces.view import AnchorRule
 from fbuf.storages import Deduplicated
 from fbuf.transforms import Chain
 
@@ -43,7 +43,7 @@ def check_split(
     if not buffer.writer.streams:
         raise TypeError(f"{call}: {buffer.writer!r} needs all rows in one place; expected writers.Ring(). {leave}")
     _check_sampler(call, buffer.sampler, leave, f", or {alone}" if alone else "", may_cover)
-    if buffer.lanes is None and (buffer.view.rule != EligibilityRule() or buffer.sampler.by_episode):
+    if buffer.lanes is None and (buffer.view.rule != AnchorRule() or buffer.sampler.by_episode):
         reader = buffer.sampler if buffer.sampler.by_episode else buffer.view
         raise ValueError(
             f"{call}: {reader!r} reads neighbouring rows, but without lanes those are on several shards. Use "

@@ -16,7 +16,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.anchors import CUT, END, OPEN, RESET, START, TERMINATED
+from fbuf._indexing.anchors import ANCHOR, CUT, END, RESET, START, TERMINATED
 from fbuf._replay.host_reads import HeldArrays
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.row_block import RowBlock
@@ -128,7 +128,7 @@ class HostAnchors:
             lacking += 1
         first = max(oldest - 1, self._closed[lane] + 1)
         for row in range(first, min(oldest + lacking, 0)):
-            if self._flags(lane, row, held) & OPEN:
+            if self._flags(lane, row, held) & ANCHOR:
                 self._head[lane] += 1
                 self._left[lane] -= 1
                 self.changes.append(-1 - (self._cursor[lane] + row) % self._length * self._lanes - lane)

@@ -20,7 +20,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.component import with_fields
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
-from fbuf._interfaces.sampler import EligibilityUpdate
+from fbuf._interfaces.sampler import AnchorChange
 from fbuf._replay.host_draws import Drawn, HostDraws
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.interrupts import DeferInterrupts
@@ -59,7 +59,7 @@ def _settled(buffer: Buffer, sampler: Any, words: jax.Array, changed: int, updat
         closes, nowhere = word < 0, jnp.int32(buffer.capacity)
         none = np.full((changed, 1), -1, np.float32)
         slot, closed = jnp.where(closes, nowhere, word), jnp.where(closes, jnp.int32(-1) - word, nowhere)
-        change = EligibilityUpdate(slot, slot < nowhere, None, None, None, none, closed, closes)  # type: ignore[arg-type]
+        change = AnchorChange(slot, slot < nowhere, None, None, None, none, closed, closes)  # type: ignore[arg-type]
         sampler = buffer.sampler.change(sampler, change, buffer.geometry, token)
     return sampler, words
 

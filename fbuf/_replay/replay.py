@@ -504,7 +504,7 @@ class Replay:
         """Set priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
         Raises:
-          ValueError: some were refused (not finite, out of range, stale, ineligible); the others are set. Stale indices are
+          ValueError: some were refused (not finite, out of range, stale, no anchors); the others are set. Stale indices are
             only counted with `prefetch=1`, under a limit, and after `batches`.
 
         Example:
@@ -771,7 +771,7 @@ class Replay:
           >>> replay.add({"t": np.array([1, 1])})
           >>> replay.cut(np.array([True, False]))  # environment 0 was reset
           >>> replay.add({"t": np.array([2, 2])})
-          >>> replay.stats()["drawable"]
+          >>> replay.stats()["anchors"]
           1
         """
         with self._acquire(notify=self._limiter is not None):

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, eligible_set
+from fbuf._buffer.state import BufferState, anchor_set
 from fbuf._checkpoint import row_schema
 from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
@@ -30,7 +30,7 @@ from fbuf._core.pytree import PyTree, named_leaves, tree_bytes
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
 from fbuf._host.codecs import Codec
-from fbuf._indexing.anchors import OPEN
+from fbuf._indexing.anchors import ANCHOR
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf._rows.columns import BLOCK_BYTES, DTYPES, Block
@@ -263,7 +263,7 @@ def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array
     """Return the view's result for anchors, and which of them are valid."""
     spec, structure = buffer.storage.spec(state.rows)
     mask = jnp.ones(slot.shape, bool)
-    window = buffer.view.window(spec, eligible_set(buffer, state), slot, mask, key)
+    window = buffer.view.window(spec, anchor_set(buffer, state), slot, mask, key)
     arrays, ok = buffer.storage.read(state.rows, window.reads)
     return buffer.view.assemble(spec, structure, arrays, window), mask if ok is None else ok
 
@@ -275,7 +275,7 @@ def _anchors_by_age(buffer: Buffer, state: BufferState) -> np.ndarray:
     slots = reader.slots(age, np.zeros_like(age)).astype(np.int32)
     if state.anchors is None:
         return slots
-    return slots[(np.asarray(state.anchors.flags)[slots] & OPEN) != 0]
+    return slots[(np.asarray(state.anchors.flags)[slots] & ANCHOR) != 0]
 
 
 def _padded(rows: np.ndarray, batch: int) -> np.ndarray:

@@ -9,9 +9,9 @@ class hashable, comparable and static in `jit`; `state` makes a class of arrays 
 from fbuf._core.component import component, state
 from fbuf._core.slots import Geometry, Placement, Ring
 from fbuf._interfaces.sampler import (
+    AnchorChange,
+    AnchorSet,
     Draw,
-    EligibilityUpdate,
-    EligibleSet,
     Sampler,
 )
 from fbuf._interfaces.storage import (
@@ -19,7 +19,7 @@ from fbuf._interfaces.storage import (
     Storage,
 )
 from fbuf._interfaces.transform import Context, StatefulTransform, Transform
-from fbuf._interfaces.view import EligibilityRule, View, Window
+from fbuf._interfaces.view import AnchorRule, View, Window
 from fbuf._interfaces.writer import Scattering, Streaming
 from fbuf.parts._bases import ArrayStorage, FieldsView, NthSampler, earlier, later
 
@@ -27,9 +27,9 @@ __all__ = [
     "ArrayStorage",
     "Context",
     "Draw",
-    "EligibilityRule",
-    "EligibilityUpdate",
-    "EligibleSet",
+    "AnchorRule",
+    "AnchorChange",
+    "AnchorSet",
     "FieldsView",
     "Geometry",
     "NthSampler",

@@ -18,9 +18,9 @@ from fbuf._core.slots import Geometry, zero_unless
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import END, START, has
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Mass
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Mass
 from fbuf._interfaces.storage import Read, Storage
-from fbuf._interfaces.view import EligibilityRule, View, Window
+from fbuf._interfaces.view import AnchorRule, View, Window
 from fbuf.samplers._base import LogSampler, masked_draw
 from fbuf.storages import _array_rows
 
@@ -67,15 +67,15 @@ class NthSampler(LogSampler):
         return anchor_log.init(geometry, dense)
 
     def change(
-        self, sampler: AnchorQueue | None, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+        self, sampler: AnchorQueue | None, change: AnchorChange, geometry: Geometry, token: jax.Array
     ) -> AnchorQueue | None:
         return anchor_log.apply(sampler, change, geometry, token)
 
     def draw(
-        self, sampler: Any, key: jax.Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: jax.Array
+        self, sampler: Any, key: jax.Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: jax.Array
     ) -> tuple[AnchorQueue | None, Draw]:
         del options, token
-        total = jnp.sum(eligible.available, dtype=jnp.int32)
+        total = jnp.sum(anchors.counts, dtype=jnp.int32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         picked = self.pick(key, batch_size, jnp.maximum(total, jnp.int32(1)))
         if not isinstance(picked, tuple) or [jnp.shape(x) for x in picked] != [(batch_size,)] * 2:
@@ -83,15 +83,15 @@ class NthSampler(LogSampler):
             raise TypeError(f"{type(self).__name__}.pick returned {got}; expected two of [{batch_size}].")
         nth, probability = picked
         nth = jnp.clip(nth.astype(jnp.int32), jnp.int32(0), jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
-        slot = anchor_log.nth(sampler, eligible, nth)
-        return sampler, masked_draw(slot, probability.astype(jnp.float32), mask, eligible.geometry)
+        slot = anchor_log.nth(sampler, anchors, nth)
+        return sampler, masked_draw(slot, probability.astype(jnp.float32), mask, anchors.geometry)
 
     def clear(self, sampler: AnchorQueue | None, geometry: Geometry, dense: bool) -> AnchorQueue | None:
         return anchor_log.clear(sampler)
 
-    def mass(self, sampler: AnchorQueue | None, eligible: EligibleSet) -> Mass:
+    def mass(self, sampler: AnchorQueue | None, anchors: AnchorSet) -> Mass:
         zero = jnp.zeros((), jnp.float32)
-        return Mass(jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32), zero, zero)
+        return Mass(jnp.sum(anchors.counts, dtype=jnp.int32).astype(jnp.float32), zero, zero)
 
     def moved(self, sampler: AnchorQueue | None, remap: SlotRemap) -> AnchorQueue | None:
         return anchor_log.moved(sampler, remap)
@@ -227,7 +227,7 @@ class _Names:
 class FieldsView(View):
     """Implement a view whose batches are dicts of leaves of rows, except for `rule` and `fields`; subclass it.
 
-    A subclass is a `component` with a `rule` and one method, `fields`. With `EligibilityRule("name", back=b, ahead=a)` a row
+    A subclass is a `component` with a `rule` and one method, `fields`. With `AnchorRule("name", back=b, ahead=a)` a row
     can be drawn while the `b` rows before it are held (fewer at the start of an episode) and once `a` more rows of its episode
     are written. The name distinguishes its states from those of other views. `Buffer(episode_end=...)` names what ends
     episodes.
@@ -236,10 +236,10 @@ class FieldsView(View):
       >>> import fbuf, jax.numpy as jnp
       >>> @fbuf.parts.component
       ... class WithLastAction(fbuf.parts.FieldsView):
-      ...     rule = fbuf.parts.EligibilityRule("last_action", back=1)
+      ...     rule = fbuf.parts.AnchorRule("last_action", back=1)
       ...
-      ...     def fields(self, spec, eligible, slot):
-      ...         before = fbuf.parts.earlier(eligible, slot, 1)
+      ...     def fields(self, spec, anchors, slot):
+      ...         before = fbuf.parts.earlier(anchors, slot, 1)
       ...         return {name: (name, slot) for name in spec} | {"last_action": ("action", before)}
       >>> buffer = fbuf.Buffer(100, view=WithLastAction(), episode_end=("done",))
       >>> state = buffer.init({"action": 0, "done": False})
@@ -249,18 +249,18 @@ class FieldsView(View):
       [(1, 0), (2, 1), (3, 2), (4, 3), (5, 0), (6, 5), (7, 6), (8, 7)]
     """
 
-    rule = EligibilityRule()
+    rule = AnchorRule()
 
-    def fields(self, spec: Spec, eligible: EligibleSet, slot: jax.Array) -> Mapping[str, tuple[str, jax.Array]]:
+    def fields(self, spec: Spec, anchors: AnchorSet, slot: jax.Array) -> Mapping[str, tuple[str, jax.Array]]:
         """Return, for each leaf of the batch ("a/b": nested), a leaf of rows and its slots int32[B, ...].
 
         `slot` int32[B] was drawn. Slot C reads zeros; `earlier` and `later` return it if there is no such row.
         """
-        raise NotImplementedError(f"{type(self).__name__}: write def fields(self, spec, eligible, slot).")
+        raise NotImplementedError(f"{type(self).__name__}: write def fields(self, spec, anchors, slot).")
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
-        nowhere = jnp.int32(eligible.geometry.capacity)
-        fields = self.fields(spec, eligible, jnp.where(mask, slot, nowhere))
+    def window(self, spec: Spec, anchors: AnchorSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+        nowhere = jnp.int32(anchors.geometry.capacity)
+        fields = self.fields(spec, anchors, jnp.where(mask, slot, nowhere))
         pairs = list(fields.values()) if isinstance(fields, Mapping) else [fields]
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             raise TypeError(f"{type(self).__name__}.fields returned {fields!r}; expected a dict of pairs.")
@@ -273,34 +273,34 @@ class FieldsView(View):
         return nested(dict(zip(window.context.names, arrays, strict=True)))
 
 
-def earlier(eligible: EligibleSet, slot: jax.Array, steps: int) -> jax.Array:
+def earlier(anchors: AnchorSet, slot: jax.Array, steps: int) -> jax.Array:
     """Return the slots of rows `steps` before those in `slot` int32[...] in the same episode; C if there is none.
 
     The view's rule needs `back >= steps`. Cost: O(steps) per slot.
     """
-    return _moved("earlier", eligible, slot, -steps, START)
+    return _moved("earlier", anchors, slot, -steps, START)
 
 
-def later(eligible: EligibleSet, slot: jax.Array, steps: int) -> jax.Array:
+def later(anchors: AnchorSet, slot: jax.Array, steps: int) -> jax.Array:
     """Return the slots of rows `steps` after those in `slot` int32[...] in the same episode; C if there is none.
 
     The view's rule needs `ahead >= steps`. Cost: O(steps) per slot.
     """
-    return _moved("later", eligible, slot, steps, END)
+    return _moved("later", anchors, slot, steps, END)
 
 
-def _moved(call: str, eligible: EligibleSet, slot: jax.Array, offset: int, border: int) -> jax.Array:
-    geometry, nowhere = eligible.geometry, jnp.int32(eligible.geometry.capacity)
-    if eligible.flags is None:
+def _moved(call: str, anchors: AnchorSet, slot: jax.Array, offset: int, border: int) -> jax.Array:
+    geometry, nowhere = anchors.geometry, jnp.int32(anchors.geometry.capacity)
+    if anchors.flags is None:
         need = "back" if offset < 0 else "ahead"
         raise ValueError(
             f"fbuf.parts.{call}: the rule of this view has no neighbouring rows. Write "
-            f'rule = fbuf.parts.EligibilityRule("name", {need}={abs(offset)}).'
+            f'rule = fbuf.parts.AnchorRule("name", {need}={abs(offset)}).'
         )
     inside = (slot >= jnp.int32(0)) & (slot < nowhere)
     safe = jnp.where(inside, slot, jnp.int32(0))
     sign = jnp.int32(-1 if offset < 0 else 1)
     passed = (sign * jnp.arange(abs(offset), dtype=jnp.int32)).reshape((1,) * slot.ndim + (-1,))
-    near = eligible.flags.at[slots.shift(geometry, safe[..., None], passed)].get(mode="promise_in_bounds")
+    near = anchors.flags.at[slots.shift(geometry, safe[..., None], passed)].get(mode="promise_in_bounds")
     whole = ~jnp.any(has(near, border), axis=-1)
     return jnp.where(inside & whole, slots.shift(geometry, safe, jnp.int32(offset)), nowhere)

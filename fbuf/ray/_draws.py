@@ -68,16 +68,16 @@ def weigh(
     share, least = _by_mass(facts)
     factor = share / np.where(used > 0, used, 1.0)
     whole = np.where(mask, chance * share[shard], 0.0)
-    drawable = whole > 0  # a shard whose mass was set to 0 may still have been drawn from
+    has_mass = whole > 0  # a shard whose mass was set to 0 may still have been drawn from
     if sampler.prioritized:
         normalize, number = sampler.normalize, sum(f.number for f in facts)
         beta = max(f.beta for f in facts) if beta is None else beta
-        weight = weights.weigh(number * whole, drawable, beta, factor[shard])
+        weight = weights.weigh(number * whole, has_mass, beta, factor[shard])
         if normalize == "batch":  # of which these may be some rows
             rarest = weights.least_drawn(share, np.array([f.rarest for f in facts]))
             weight = weights.normalized(weight, weights.largest_weight(number, rarest, beta, factor))
         elif normalize == "buffer":
             weight = weights.normalized(weight, weights.largest_weight(number, least, beta))
     else:
-        weight = np.where(drawable, factor[shard], 0.0)
+        weight = np.where(has_mass, factor[shard], 0.0)
     return whole.astype(np.float32), weight.astype(np.float32)

@@ -65,9 +65,9 @@ class Drawn(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _facts(buffer: Buffer, state: BufferState) -> jax.Array:
-    eligible = state_ops.eligible_set(buffer, state)
-    mass = buffer.sampler.mass(state.sampler, eligible)
-    number = sum_of_lanes(eligible.available)
+    anchors = state_ops.anchor_set(buffer, state)
+    mass = buffer.sampler.mass(state.sampler, anchors)
+    number = sum_of_lanes(anchors.counts)
     beta = getattr(state.sampler, "beta", 0)
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in (*mass, number, beta)])
 

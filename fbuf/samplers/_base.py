@@ -19,8 +19,8 @@ from fbuf._algorithms import random
 from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.anchors import nth_open
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Sampler
+from fbuf._indexing.anchors import nth_anchor
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Sampler
 from fbuf._members import weights
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -131,7 +131,7 @@ def masked_draw(slot: Array, probability: Array, mask: Array, geometry: Geometry
     )
 
 
-def written_slots(change: EligibilityUpdate, capacity: int) -> tuple[Array, Array, Array | None]:
+def written_slots(change: AnchorChange, capacity: int) -> tuple[Array, Array, Array | None]:
     """Return slots int32[K + A] that close, then those that open, C for none.
 
     Also return bool[A], which of the opened ones were given a priority, and the largest given priority, float32[]; None if it
@@ -196,29 +196,29 @@ def uniform_mask(key: Array, share: Array, batch_size: int, *, spread: bool) -> 
 
 
 def draw_uniform(
-    key: Array, eligible: EligibleSet, queue: AnchorQueue | None, wanted: Array, *, distinct: bool = False
+    key: Array, anchors: AnchorSet, queue: AnchorQueue | None, wanted: Array, *, distinct: bool = False
 ) -> Array:
     """Draw slots int32[B] of anchors uniformly; `distinct`: without repeats, meaningful for the first n rows.
 
     Cost: O(B) with a queue or counts, or if every row is an anchor; else O(C), unless no row is `wanted` bool[B].
     """
     batch_size = wanted.shape[0]
-    total = sum_of_lanes(eligible.available)
+    total = sum_of_lanes(anchors.counts)
     if distinct:
         nth = random.permute(random.key_words(key), jnp.arange(batch_size, dtype=jnp.int32), total)
         nth = jnp.minimum(nth, jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
     else:
         nth = random.randint_below(key, (batch_size,), total)
-    if queue is None and eligible.flags is not None and eligible.before is None:
-        return nth_open(eligible.flags, nth, wanted)
-    return anchor_log.nth(queue, eligible, nth)
+    if queue is None and anchors.flags is not None and anchors.before is None:
+        return nth_anchor(anchors.flags, nth, wanted)
+    return anchor_log.nth(queue, anchors, nth)
 
 
 def mix_uniform(
     slot: Array,
     key: Array,
     share: Array,
-    eligible: EligibleSet,
+    anchors: AnchorSet,
     queue: AnchorQueue | None,
     wanted: Array,
     *,
@@ -227,7 +227,7 @@ def mix_uniform(
     """Replace a `share` float32[] in [0, 1] of the slots int32[B] by uniform draws; `wanted` bool[B]: there are anchors."""
     batch_size = slot.shape[0]
     replaced = uniform_mask(key, share, batch_size, spread=stratified)
-    return jnp.where(replaced, draw_uniform(key, eligible, queue, wanted), slot)
+    return jnp.where(replaced, draw_uniform(key, anchors, queue, wanted), slot)
 
 
 def mixed_probability(probability: Array, share: Array | None, number: Array) -> Array:

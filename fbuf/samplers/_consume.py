@@ -26,11 +26,11 @@ from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, Ranges, modulo, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Sampler
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Inspected, Sampler
 from fbuf.samplers._base import masked_draw
 
 
-@state(name="fbuf.samplers.Fifo")
+@state
 class FifoState:
     """Hold the anchors of each lane, and the queue of those that wait."""
 
@@ -65,9 +65,7 @@ def number_waiting(queue: FifoState) -> Array:
     return jnp.sum(queue.held - queue.used, dtype=jnp.int32)
 
 
-def change_queue(
-    queue: FifoState, change: EligibilityUpdate, geometry: Geometry, token: Array, times: int
-) -> FifoState:
+def change_queue(queue: FifoState, change: AnchorChange, geometry: Geometry, token: Array, times: int) -> FifoState:
     """Append the anchors that opened, in order of time, then of lane."""
     held, closed = anchor_log.close(queue.held, change, geometry)
     used, oldest = queue.used - closed, queue.oldest
@@ -89,17 +87,17 @@ def change_queue(
 
 
 def draw_queue(
-    queue: FifoState, batch_size: int, wanted: Array, eligible: EligibleSet, token: Array
+    queue: FifoState, batch_size: int, wanted: Array, anchors: AnchorSet, token: Array
 ) -> tuple[FifoState, Draw]:
     """Draw the oldest anchors. Those without draws left are consumed: always the first of the queue."""
-    geometry, order = eligible.geometry, jnp.arange(batch_size, dtype=jnp.int32)
+    geometry, order = anchors.geometry, jnp.arange(batch_size, dtype=jnp.int32)
     waiting = number_waiting(queue)
     mask = order < jnp.minimum(waiting, wanted)
     slot = queue.slot.at[modulo(queue.first + order, geometry.capacity)].get(mode="promise_in_bounds")
     left = jnp.ones_like(slot) if queue.left is None else queue.left.at[slot].get(mode="promise_in_bounds")
     consumed = (mask & (left <= jnp.int32(1))).astype(jnp.int32)
     used = queue.used.at[slot % jnp.int32(geometry.lanes)].add(consumed)
-    oldest = anchor_log.at(queue.log, eligible, jnp.arange(geometry.lanes, dtype=jnp.int32), used)
+    oldest = anchor_log.at(queue.log, anchors, jnp.arange(geometry.lanes, dtype=jnp.int32), used)
     token, (slot, left, oldest) = order_after_reads(token, (slot, left, oldest))
     after = dataclasses.replace(
         queue,
@@ -153,7 +151,7 @@ class Consume(Sampler):
 
     `stats`: `anchors_left`, the anchors that may still be drawn.
 
-    Cost: O(B) a draw, with a shuffle of up to 1024 anchors; O(1) for each row that becomes or stops being drawable. 8 bytes a
+    Cost: O(B) a draw, with a shuffle of up to 1024 anchors; O(1) for each row that becomes or stops being an anchor. 8 bytes a
     row, 12 if `times` > 1. "fifo" needs no shuffle, and 4 bytes a row, 8 with a view that reads neighbours; 4 more if
     `times` > 1.
 
@@ -206,7 +204,7 @@ class Consume(Sampler):
         return ConsumeState(roster=slot_pool.init(geometry.capacity), left=left)
 
     def change(
-        self, sampler: ConsumeState | FifoState, change: EligibilityUpdate, geometry: Geometry, token: Array
+        self, sampler: ConsumeState | FifoState, change: AnchorChange, geometry: Geometry, token: Array
     ) -> ConsumeState | FifoState:
         if isinstance(sampler, FifoState):
             return change_queue(sampler, change, geometry, token, self.times)
@@ -230,13 +228,13 @@ class Consume(Sampler):
         key: Array,
         batch_size: int,
         wanted: Array,
-        eligible: EligibleSet,
+        anchors: AnchorSet,
         options: Leaves,
         token: Array,
     ) -> tuple[ConsumeState | FifoState, Draw]:
         del options
         if isinstance(sampler, FifoState):
-            return draw_queue(sampler, batch_size, wanted, eligible, token)
+            return draw_queue(sampler, batch_size, wanted, anchors, token)
         roster = sampler.roster
         mask = jnp.arange(batch_size, dtype=jnp.int32) < jnp.minimum(roster.number, wanted)
         place = jnp.where(mask, slot_pool.draw(roster, key, batch_size), jnp.int32(0))
@@ -248,7 +246,7 @@ class Consume(Sampler):
             left=self._set_left(sampler.left, slot, mask, left - jnp.int32(1), token),
         )
         chance = jnp.float32(1) / jnp.maximum(roster.number, jnp.int32(1)).astype(jnp.float32)
-        return after, masked_draw(slot, chance, mask, eligible.geometry)
+        return after, masked_draw(slot, chance, mask, anchors.geometry)
 
     def _set_left(self, left: Array | None, slot: Array, mask: Array, value: Array, token: Array) -> Array | None:
         return None if left is None else slot_pool.put(left, slot, value, mask, token)
@@ -259,9 +257,9 @@ class Consume(Sampler):
     def waiting(self, sampler: ConsumeState | FifoState) -> tuple[Array, Array] | None:
         return (sampler.held - sampler.used, sampler.oldest) if isinstance(sampler, FifoState) else None
 
-    def inspect(self, sampler: ConsumeState | FifoState, eligible: EligibleSet) -> Inspected:
+    def inspect(self, sampler: ConsumeState | FifoState, anchors: AnchorSet) -> Inspected:
         if isinstance(sampler, FifoState):
-            listed = waiting_slots(sampler, eligible.geometry)
+            listed = waiting_slots(sampler, anchors.geometry)
         else:
             listed = sampler.roster.place >= jnp.int32(0)
         number = jnp.maximum(self.available(sampler), jnp.int32(1)).astype(jnp.float32)

@@ -28,11 +28,11 @@ from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ranges, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Inspected
 from fbuf.samplers._base import LogSampler, masked_draw
 
 
-@state(name="fbuf.samplers.Turn")
+@state
 class EpochPosition:
     """Hold an epoch and the position in it."""
 
@@ -95,7 +95,7 @@ class Epoch(LogSampler):
     `stats`: `epoch`, epochs begun so far; `epoch_left`, anchors still to come, including overwritten ones not yet skipped.
 
     Cost: O(B) a draw; O(1) once for each anchor overwritten before its draw; a shuffle of up to 1024 anchors when an epoch
-    begins (0.2 ms). O(1) for each row that becomes drawable. 4 bytes a row if the view reads neighbours, else none, and 4 KiB.
+    begins (0.2 ms). O(1) for each row that becomes an anchor. 4 bytes a row if the view reads neighbours, else none, and 4 KiB.
     More than 1024 anchors are drawn in one of 2^64 orders, not in any of n!.
 
     Example:
@@ -138,7 +138,7 @@ class Epoch(LogSampler):
         )
         return EpochState(log=anchor_log.init(geometry, dense), held=held, turn=turn)
 
-    def change(self, sampler: EpochState, change: EligibilityUpdate, geometry: Geometry, token: Array) -> EpochState:
+    def change(self, sampler: EpochState, change: AnchorChange, geometry: Geometry, token: Array) -> EpochState:
         held, closed = anchor_log.close(sampler.held, change, geometry)
         turn = sampler.turn
         lost = jnp.minimum(closed, turn.start - turn.closed)
@@ -154,12 +154,12 @@ class Epoch(LogSampler):
         key: Array,
         batch_size: int,
         wanted: Array,
-        eligible: EligibleSet,
+        anchors: AnchorSet,
         options: Leaves,
         token: Array,
     ) -> tuple[EpochState, Draw]:
         del options, token
-        geometry = eligible.geometry
+        geometry = anchors.geometry
         held = sampler.held
         least = wanted if self.drop_last else jnp.int32(1)  # rows of the smallest batch
         enough = (jnp.sum(held, dtype=jnp.int32) >= least) & (wanted > jnp.int32(0))
@@ -192,7 +192,7 @@ class Epoch(LogSampler):
         mask = jnp.arange(batch_size, dtype=jnp.int32) < found
         lane, number = anchor_log.lane_and_rank(turn.start, jnp.where(mask, chosen, jnp.int32(0)))
         rank = jnp.maximum(number - turn.closed[lane], jnp.int32(0))
-        slot = anchor_log.at(sampler.log, eligible, lane, rank)
+        slot = anchor_log.at(sampler.log, anchors, lane, rank)
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
         drawn = masked_draw(slot, chance, mask, geometry)
         return dataclasses.replace(sampler, turn=turn), dataclasses.replace(drawn, last=left < least)
@@ -208,13 +208,13 @@ class Epoch(LogSampler):
         empty = self.init(geometry, dense)
         return dataclasses.replace(empty, turn=dataclasses.replace(empty.turn, begun=sampler.turn.begun))
 
-    def inspect(self, sampler: EpochState, eligible: EligibleSet) -> Inspected:
-        geometry, turn = eligible.geometry, sampler.turn
+    def inspect(self, sampler: EpochState, anchors: AnchorSet) -> Inspected:
+        geometry, turn = anchors.geometry, sampler.turn
         place = jnp.arange(geometry.capacity, dtype=jnp.int32)
         lane, number = anchor_log.lane_and_rank(turn.start, self._at(turn, place, _size(turn), geometry))
         rank = number - turn.closed[lane]
         live = (place < _size(turn)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still open
-        slot = anchor_log.at(sampler.log, eligible, lane, jnp.maximum(rank, jnp.int32(0)))
+        slot = anchor_log.at(sampler.log, anchors, lane, jnp.maximum(rank, jnp.int32(0)))
         slot = jnp.where(live, slot, jnp.int32(geometry.capacity))
         waits = live & (place >= turn.taken)
         number = jnp.sum(waits, dtype=jnp.int32)

@@ -34,7 +34,7 @@ from fbuf._core.slots import Geometry, Ranges, lengthened, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import MOST_COUNTED
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Inspected, Mass
 from fbuf._members.weights import finite_exponent
 from fbuf.samplers import _base
 from fbuf.samplers._base import PrioritySampler
@@ -53,7 +53,9 @@ class PrioritizedState:
     """Hold the leaves, and the numbers that `buffer.set` anneals. Optional parts are None."""
 
     tree: Any  # float32[nodes], sums; on the host a `HostTree`
-    low: Array | None  # float32[nodes], minima of the drawable leaves; with normalize="buffer", not on the host
+    low: (
+        Array | None
+    )  # float32[nodes], minima of the leaves that can be drawn; with normalize="buffer", not on the host
     top: Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
     log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
     numbers: Array  # float32[4 or 5]
@@ -169,9 +171,9 @@ def after(sampler: PrioritizedState, token: Array) -> Array:
 
 
 def _lowest(sampler: PrioritizedState, leaf: Array, is_anchor: Array) -> Array:
-    """Return leaves for the tree of minima: infinite unless drawable. A leaf of 0 is drawable by uniform draws only."""
-    drawable = is_anchor if sampler.uniform is not None else is_anchor & (leaf > jnp.float32(0))
-    return jnp.where(drawable, leaf, jnp.float32(jnp.inf))
+    """Return leaves for the tree of minima: infinite unless it can be drawn. Only uniform draws draw a leaf of 0."""
+    has_weight = is_anchor if sampler.uniform is not None else is_anchor & (leaf > jnp.float32(0))
+    return jnp.where(has_weight, leaf, jnp.float32(jnp.inf))
 
 
 @component
@@ -281,7 +283,7 @@ class Prioritized(PrioritySampler):
         )
 
     def change(
-        self, sampler: PrioritizedState, change: EligibilityUpdate, geometry: Geometry, token: Array
+        self, sampler: PrioritizedState, change: AnchorChange, geometry: Geometry, token: Array
     ) -> PrioritizedState:
         token = after(sampler, token)
         slot, given, largest = _base.written_slots(change, geometry.capacity)
@@ -303,23 +305,23 @@ class Prioritized(PrioritySampler):
         key: Array,
         batch_size: int,
         wanted: Array,
-        eligible: EligibleSet,
+        anchors: AnchorSet,
         options: Leaves,
         token: Array,
     ) -> tuple[PrioritizedState, Draw]:
         del token
-        number = sum_of_lanes(eligible.available).astype(jnp.float32)
+        number = sum_of_lanes(anchors.counts).astype(jnp.float32)
         if self.replace:
             share = options.get("uniform", sampler.uniform)
             slot, mask, chance, least = with_replacement(
-                sampler, key, batch_size, eligible, number, share, self.stratified
+                sampler, key, batch_size, anchors, number, share, self.stratified
             )
             mask = mask & (lax.iota(np.int32, batch_size) < wanted)
         else:
-            slot, mask, chance, least = without_replacement(sampler, key, batch_size, wanted, eligible, number)
+            slot, mask, chance, least = without_replacement(sampler, key, batch_size, wanted, anchors, number)
         beta = options.get("beta", sampler.beta)
         weight = _base.importance_weights(number, chance, mask, beta, self.normalize, least)
-        return sampler, _base.masked_draw(slot, chance, mask, eligible.geometry, weight)
+        return sampler, _base.masked_draw(slot, chance, mask, anchors.geometry, weight)
 
     def draw_queries(
         self, sampler: PrioritizedState, numbers: Queries, batch_size: int, capacity: int, number: Array, beta: Any
@@ -455,13 +457,13 @@ class Prioritized(PrioritySampler):
         known = jnp.maximum(power - jnp.maximum(sampler.eps, jnp.float32(0)), jnp.float32(0))
         return jnp.where(alpha > jnp.float32(0), known, jnp.float32(-1))
 
-    def mass(self, sampler: PrioritizedState, eligible: EligibleSet) -> Mass:
+    def mass(self, sampler: PrioritizedState, anchors: AnchorSet) -> Mass:
         zero = jnp.zeros((), jnp.float32)
         return Mass(sum_tree.root(sampler.tree), zero, zero if sampler.low is None else sum_tree.root(sampler.low))
 
-    def inspect(self, sampler: PrioritizedState, eligible: EligibleSet) -> Inspected:
-        leaf = get_leaf(sampler, jnp.arange(eligible.geometry.capacity, dtype=jnp.int32))
-        number = jnp.maximum(sum_of_lanes(eligible.available), jnp.int32(1)).astype(jnp.float32)
+    def inspect(self, sampler: PrioritizedState, anchors: AnchorSet) -> Inspected:
+        leaf = get_leaf(sampler, jnp.arange(anchors.geometry.capacity, dtype=jnp.int32))
+        number = jnp.maximum(sum_of_lanes(anchors.counts), jnp.int32(1)).astype(jnp.float32)
         mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)
@@ -499,25 +501,25 @@ def with_replacement(
     sampler: PrioritizedState,
     key: Array,
     batch_size: int,
-    eligible: EligibleSet,
+    anchors: AnchorSet,
     number: Array,
     share: Array | None,
     stratified: bool,
 ) -> PrioritizedDraw:
     """Draw each row in proportion to its leaf; a `share` float32[] (or None) of them uniformly."""
-    capacity = eligible.geometry.capacity
+    capacity = anchors.geometry.capacity
     some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
     slot, leaf, mass, low = draw_leaves(sampler, queries(key, batch_size, stratified), batch_size, capacity)
     flat = mass <= jnp.float32(0)  # every leaf is 0: draw uniformly
     if share is not None:
         share = _base.clip_unit(share)
-        slot = _base.mix_uniform(slot, key, share, eligible, sampler.log, some, stratified=stratified)
+        slot = _base.mix_uniform(slot, key, share, anchors, sampler.log, some, stratified=stratified)
         leaf = sum_tree.get(sampler.tree, slot)
 
     own_key = fresh_key(key)  # `vmap` selects between keys
 
     def uniform_draw(slot: Array, leaf: Array) -> tuple[Array, Array]:
-        slot = _base.draw_uniform(own_key(), eligible, sampler.log, some & flat)
+        slot = _base.draw_uniform(own_key(), anchors, sampler.log, some & flat)
         return slot, jnp.ones_like(leaf)
 
     def by_branch(slot: Array, leaf: Array) -> Any:
@@ -544,10 +546,10 @@ def _chances(leaf: Array, mass: Array, low: Array, flat: Array | bool) -> tuple[
 
 
 def without_replacement(
-    sampler: PrioritizedState, key: Array, batch_size: int, wanted: Array, eligible: EligibleSet, number: Array
+    sampler: PrioritizedState, key: Array, batch_size: int, wanted: Array, anchors: AnchorSet, number: Array
 ) -> PrioritizedDraw:
     """Draw `wanted` int32[] rows one after another, each in proportion to the leaves that are left."""
-    capacity, mass = eligible.geometry.capacity, sum_tree.root(sampler.tree)
+    capacity, mass = anchors.geometry.capacity, sum_tree.root(sampler.tree)
     flat = mass <= jnp.float32(0)
     drawn = draw_without_replacement.draw(sampler.tree, key, batch_size, capacity, wanted)
     size = jnp.maximum(wanted, jnp.int32(1)).astype(jnp.float32)
@@ -555,7 +557,7 @@ def without_replacement(
 
     def uniform_draw(slot: Array, mask: Array, chance: Array) -> tuple[Array, Array, Array]:
         there = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
-        slot = _base.draw_uniform(own_key(), eligible, sampler.log, there & flat, distinct=True)
+        slot = _base.draw_uniform(own_key(), anchors, sampler.log, there & flat, distinct=True)
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 

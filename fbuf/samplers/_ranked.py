@@ -25,7 +25,7 @@ from fbuf._core.slot_remap import Prefix, SlotRemap
 from fbuf._core.slots import Geometry, Ranges, lengthened, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Inspected
 from fbuf._members.weights import finite_exponent
 from fbuf.samplers import _base
 from fbuf.samplers._base import PrioritySampler
@@ -102,7 +102,7 @@ class Ranked(PrioritySampler):
             numbers=self._initial_numbers(),
         )
 
-    def change(self, sampler: RankedState, change: EligibilityUpdate, geometry: Geometry, token: Array) -> RankedState:
+    def change(self, sampler: RankedState, change: AnchorChange, geometry: Geometry, token: Array) -> RankedState:
         slot, given, largest = _base.written_slots(change, geometry.capacity)
         first = rank_buckets.bucket_of(sampler.max_priority)
         if self.largest == "held":
@@ -120,11 +120,11 @@ class Ranked(PrioritySampler):
         )
 
     def draw(
-        self, sampler: RankedState, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
+        self, sampler: RankedState, key: Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: Array
     ) -> tuple[RankedState, Draw]:
         del token
-        ranks, capacity = sampler.ranks, eligible.geometry.capacity
-        number = sum_of_lanes(eligible.available).astype(jnp.float32)
+        ranks, capacity = sampler.ranks, anchors.geometry.capacity
+        number = sum_of_lanes(anchors.counts).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
         now = rank_buckets.table(ranks, finite_exponent(sampler.alpha))
         slot, chance = rank_buckets.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
@@ -134,13 +134,13 @@ class Ranked(PrioritySampler):
         least = jnp.min(jnp.where(ranks.total > jnp.int32(0), now.each, jnp.float32(1)))
         if sampler.uniform is not None:
             share = _base.clip_unit(options.get("uniform", sampler.uniform))
-            slot = _base.mix_uniform(slot, key, share, eligible, sampler.log, some, stratified=self.stratified)
+            slot = _base.mix_uniform(slot, key, share, anchors, sampler.log, some, stratified=self.stratified)
             index = jnp.maximum(rank_buckets.get(ranks, slot) - jnp.int32(1), jnp.int32(0))
             chance = _base.mixed_probability(now.each[index], share, number)
             least = _base.mixed_probability(least, share, number)
         beta = options.get("beta", sampler.beta)
         weight = _base.importance_weights(number, chance, some, beta, self.normalize, least)
-        return sampler, _base.masked_draw(slot, chance, some, eligible.geometry, weight)
+        return sampler, _base.masked_draw(slot, chance, some, anchors.geometry, weight)
 
     def update(self, sampler: RankedState, slot: Array, error: Array, geometry: Geometry, token: Array) -> RankedState:
         capacity, priority = geometry.capacity, jnp.abs(error)
@@ -155,14 +155,14 @@ class Ranked(PrioritySampler):
         bucket = rank_buckets.get(sampler.ranks, slot)
         return jnp.where(bucket > jnp.int32(1), rank_buckets.lower_edge(bucket), jnp.float32(0))
 
-    def inspect(self, sampler: RankedState, eligible: EligibleSet) -> Inspected:
+    def inspect(self, sampler: RankedState, anchors: AnchorSet) -> Inspected:
         ranks = sampler.ranks
-        bucket = ranks.bucket[: eligible.geometry.capacity].astype(jnp.int32)
+        bucket = ranks.bucket[: anchors.geometry.capacity].astype(jnp.int32)
         each = rank_buckets.table(ranks, finite_exponent(sampler.alpha)).each[
             jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))
         ]
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
-        number = sum_of_lanes(eligible.available).astype(jnp.float32)
+        number = sum_of_lanes(anchors.counts).astype(jnp.float32)
         return Inspected(_base.mixed_probability(chance, sampler.uniform, number))
 
     def grown(self, sampler: RankedState, fresh: RankedState, geometry: Geometry, capacity: int) -> RankedState:

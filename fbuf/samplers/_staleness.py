@@ -24,7 +24,7 @@ from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, Ranges
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Inspected, Mass
 from fbuf.samplers._base import LogSampler, masked_draw
 
 _MAX_RUNS = 2**16  # runs of a lane, which every draw weighs
@@ -149,9 +149,7 @@ class Staleness(LogSampler):
             version=None if self.version is None else jnp.zeros((), jnp.int32),
         )
 
-    def change(
-        self, sampler: StalenessState, change: EligibilityUpdate, geometry: Geometry, token: Array
-    ) -> StalenessState:
+    def change(self, sampler: StalenessState, change: AnchorChange, geometry: Geometry, token: Array) -> StalenessState:
         held, closed = anchor_log.close(sampler.held, change, geometry)
         upto = sampler.held[None, :] - jnp.sum(sampler.count, axis=0, dtype=jnp.int32)[None, :]
         upto = upto + jnp.cumsum(sampler.count, axis=0, dtype=jnp.int32)
@@ -181,7 +179,7 @@ class Staleness(LogSampler):
             version=version,
         )
 
-    def _arrived(self, sampler: StalenessState, change: EligibilityUpdate) -> _Arrived:
+    def _arrived(self, sampler: StalenessState, change: AnchorChange) -> _Arrived:
         mask, newest = change.open_mask, sampler.stamp[-1]
         if self.version is None:
             rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
@@ -216,7 +214,7 @@ class Staleness(LogSampler):
         return jnp.where(fresh, weight, jnp.float32(0))
 
     def draw(
-        self, sampler: StalenessState, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
+        self, sampler: StalenessState, key: Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: Array
     ) -> tuple[StalenessState, Draw]:
         del options, token
         count, weight = sampler.count, self._weights(sampler)
@@ -233,11 +231,11 @@ class Staleness(LogSampler):
         newer = jnp.cumsum(count[::-1], axis=0, dtype=jnp.int32)[::-1]
         rank = sampler.held[lane] - newer[run, lane] + random.randint_below(within, (batch_size,), mine)
         mask = jnp.broadcast_to(total > jnp.float32(0), (batch_size,))
-        slot = anchor_log.at(sampler.log, eligible, lane, jnp.where(mask, rank, jnp.int32(0)))
+        slot = anchor_log.at(sampler.log, anchors, lane, jnp.where(mask, rank, jnp.int32(0)))
         chance = weight[run, lane] / jnp.where(mask, total, jnp.float32(1))
-        return sampler, masked_draw(slot, chance, mask, eligible.geometry)
+        return sampler, masked_draw(slot, chance, mask, anchors.geometry)
 
-    def mass(self, sampler: StalenessState, eligible: EligibleSet) -> Mass:
+    def mass(self, sampler: StalenessState, anchors: AnchorSet) -> Mass:
         staleness, fresh = self._staleness(sampler)
         zero = jnp.zeros((), jnp.float32)
         unit = zero
@@ -249,8 +247,8 @@ class Staleness(LogSampler):
     def available(self, sampler: StalenessState, count: Array) -> Array:
         return jnp.sum(jnp.where(self._staleness(sampler)[1], sampler.count, jnp.int32(0)), dtype=jnp.int32)
 
-    def inspect(self, sampler: StalenessState, eligible: EligibleSet) -> Inspected:
-        geometry, count = eligible.geometry, sampler.count
+    def inspect(self, sampler: StalenessState, anchors: AnchorSet) -> Inspected:
+        geometry, count = anchors.geometry, sampler.count
         weight = self._weights(sampler)
         total = jnp.sum(weight * count.astype(jnp.float32))
         each = weight / jnp.where(total > jnp.float32(0), total, jnp.float32(1))
@@ -263,7 +261,7 @@ class Staleness(LogSampler):
         run = jax.vmap(number_up_to, 1, 1)(upto, rank)
         run = jnp.minimum(run, jnp.int32(count.shape[0] - 1))
         here = (rank >= (upto[0] - count[0])[None, :]) & (rank < sampler.held[None, :])
-        slot = anchor_log.at(sampler.log, eligible, lane.reshape(-1), jnp.where(here, rank, jnp.int32(0)).reshape(-1))
+        slot = anchor_log.at(sampler.log, anchors, lane.reshape(-1), jnp.where(here, rank, jnp.int32(0)).reshape(-1))
         slot = jnp.where(here.reshape(-1), slot, jnp.int32(geometry.capacity))
         nothing = jnp.zeros((geometry.capacity,), jnp.float32)
         return Inspected(nothing.at[slot].set(each[run, lane].reshape(-1), mode="drop"))

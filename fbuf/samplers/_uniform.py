@@ -18,7 +18,7 @@ from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Inspected, Mass
 from fbuf.samplers._base import LogSampler, masked_draw
 
 Queue = AnchorQueue | EpisodeQueue | None
@@ -33,7 +33,7 @@ class Uniform(LogSampler):
         anchors first, then one of its anchors, each uniformly, as torchrl's slice sampler does. Rows of short episodes are then
         drawn more often. Overwritten rows do not count.
 
-    Cost: O(1) a draw, and for each row that becomes or stops being drawable. "anchors": 4 bytes a row if the view reads
+    Cost: O(1) a draw, and for each row that becomes or stops being an anchor. "anchors": 4 bytes a row if the view reads
     neighbours, else none. "episodes": 12 bytes a row. With `writers.Frozen` "anchors" takes no memory, and O(log C) a draw.
 
     Example:
@@ -54,36 +54,36 @@ class Uniform(LogSampler):
     def init(self, geometry: Geometry, dense: bool) -> Queue:
         return anchor_log.init_episodes(geometry) if self.by_episode else anchor_log.init(geometry, dense)
 
-    def change(self, sampler: Queue, change: EligibilityUpdate, geometry: Geometry, token: Array) -> Queue:
+    def change(self, sampler: Queue, change: AnchorChange, geometry: Geometry, token: Array) -> Queue:
         if isinstance(sampler, EpisodeQueue):
             return anchor_log.apply_episodes(sampler, change, geometry, token)
         return anchor_log.apply(sampler, change, geometry, token)
 
     def draw(
-        self, sampler: Queue, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
+        self, sampler: Queue, key: Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: Array
     ) -> tuple[Queue, Draw]:
         del options, token
-        total = sum_of_lanes(eligible.available)
+        total = sum_of_lanes(anchors.counts)
         if isinstance(sampler, EpisodeQueue):
-            slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, eligible)
+            slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, anchors)
         else:
             random.consume(key)
             nth = random.randint_below(key, (batch_size,), total)
-            slot = anchor_log.nth(sampler, eligible, nth)
+            slot = anchor_log.nth(sampler, anchors, nth)
             chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
-        return sampler, masked_draw(slot, chance, mask, eligible.geometry)
+        return sampler, masked_draw(slot, chance, mask, anchors.geometry)
 
-    def mass(self, sampler: Queue, eligible: EligibleSet) -> Mass:
-        number = eligible.available
+    def mass(self, sampler: Queue, anchors: AnchorSet) -> Mass:
+        number = anchors.counts
         if isinstance(sampler, EpisodeQueue):
-            number = anchor_log.episode_counts(sampler, eligible.geometry)
+            number = anchor_log.episode_counts(sampler, anchors.geometry)
         zero = jnp.zeros((), jnp.float32)
         return Mass(jnp.sum(number, dtype=jnp.int32).astype(jnp.float32), zero, zero)
 
-    def inspect(self, sampler: Queue, eligible: EligibleSet) -> Inspected:
+    def inspect(self, sampler: Queue, anchors: AnchorSet) -> Inspected:
         if isinstance(sampler, EpisodeQueue):
-            return Inspected(anchor_log.episode_probabilities(sampler, eligible.geometry))
+            return Inspected(anchor_log.episode_probabilities(sampler, anchors.geometry))
         return Inspected(None)
 
     def moved(self, sampler: Queue, remap: SlotRemap) -> Queue:

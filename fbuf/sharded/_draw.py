@@ -21,7 +21,7 @@ from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Sample
 from fbuf._core.slots import sum_of_lanes
-from fbuf._interfaces.sampler import Draw, EligibleSet
+from fbuf._interfaces.sampler import AnchorSet, Draw
 from fbuf._members import weights
 from fbuf.samplers._base import masked_draw
 
@@ -42,13 +42,13 @@ def gather(sharded: Any, own: jax.Array) -> jax.Array:
     return every
 
 
-def whole(sharded: Any, own: BufferState, eligible: EligibleSet, drawn: Draw | None = None) -> Whole:
+def whole(sharded: Any, own: BufferState, anchors: AnchorSet, drawn: Draw | None = None) -> Whole:
     """Return the shares of all shards; by their numbers of anchors if nothing has mass.
 
     `least` is of all rows; if weights are normalised by the batch, of those that each shard has `drawn`.
     """
-    number = sum_of_lanes(eligible.available).astype(jnp.float32)
-    mass = sharded.shard.sampler.mass(own.sampler, eligible)
+    number = sum_of_lanes(anchors.counts).astype(jnp.float32)
+    mass = sharded.shard.sampler.mass(own.sampler, anchors)
     of_batch = drawn is not None and normalize_of(sharded) == "batch"
     if of_batch:
         assert drawn is not None
@@ -111,20 +111,20 @@ def sample_local(
     if shards == 1:
         own, batch = read.sample.core(buffer, own, key, options, size)
         return own, sharded_batch(sharded, batch)
-    eligible = state_ops.eligible_set(buffer, own)
+    anchors = state_ops.anchor_set(buffer, own)
     if buffer.sampler.covers:
-        sampler, drawn, number = _draw_remaining(sharded, own, key, size, eligible, options)
+        sampler, drawn, number = _draw_remaining(sharded, own, key, size, anchors, options)
     else:
-        sampler, drawn = buffer.sampler.draw(own.sampler, key, size, eligible, options, own.token)
-        every = whole(sharded, own, eligible, drawn)
+        sampler, drawn = buffer.sampler.draw(own.sampler, key, size, anchors, options, own.token)
+        every = whole(sharded, own, anchors, drawn)
         drawn, number = of_whole(sharded, own, every, drawn, options.get("beta")), every.number
-    window = read.window_of(buffer, own, key, drawn, eligible)
+    window = read.window_of(buffer, own, key, drawn, anchors)
     own, batch = read.read_drawn(buffer, own.replace(sampler=sampler), key, drawn, window, partly=True)
     return count_empty(sharded, own, number), sharded_batch(sharded, batch)
 
 
 def _draw_remaining(
-    sharded: Any, own: BufferState, key: jax.Array, size: int, eligible: EligibleSet, options: dict[str, jax.Array]
+    sharded: Any, own: BufferState, key: jax.Array, size: int, anchors: AnchorSet, options: dict[str, jax.Array]
 ) -> tuple[Any, Draw, jax.Array]:
     """Draw from a sampler that draws all anchors equally often; weights are 1. Also return the anchors of all shards."""
     part: Any = sharded.shard.sampler
@@ -133,9 +133,9 @@ def _draw_remaining(
         sampler, may_draw, number = _epoch_of_all(sharded, sampler, wanted)
         wanted = jnp.where(may_draw, wanted, jnp.int32(0))
     else:
-        available = part.available(sampler, sum_of_lanes(eligible.available))
+        available = part.available(sampler, sum_of_lanes(anchors.counts))
         number = lax.psum(available, sharded.axis).astype(jnp.float32)
-    sampler, drawn = part.draw_some(sampler, key, size, wanted, eligible, options, own.token)
+    sampler, drawn = part.draw_some(sampler, key, size, wanted, anchors, options, own.token)
     chance = jnp.broadcast_to(jnp.float32(1) / jnp.maximum(number, jnp.float32(1)), (size,))
     of_all = masked_draw(drawn.slot, chance, drawn.mask, sharded.shard.geometry)
     if may_draw is not None:

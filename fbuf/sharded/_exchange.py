@@ -56,8 +56,8 @@ def sample_global(
     me, size = lax.axis_index(axis).astype(jnp.int32), batch_size // shards
     block = min(-(-int(np.ceil(SLACK * size)) // shards), size)  # rows from one shard to one device at once
     most = block * shards
-    eligible = state_ops.eligible_set(buffer, own)
-    every = whole(sharded, own, eligible)
+    anchors = state_ops.anchor_set(buffer, own)
+    every = whole(sharded, own, anchors)
     stratified = buffer.sampler.stratified
     uniform = jax.random.uniform(jax.random.fold_in(key, _COUNTS), () if stratified else (batch_size,), jnp.float32)
     end = quota.ends_by_mass(every.share, batch_size, uniform)
@@ -76,13 +76,13 @@ def sample_global(
         """Draw and send the rows of one round; return the rows that this device asked for in it."""
         own, first = state, number * jnp.int32(most)
         round_key = jax.random.fold_in(key, number)
-        _, drawn = buffer.sampler.draw(own.sampler, round_key, most, eligible, options, own.token)
+        _, drawn = buffer.sampler.draw(own.sampler, round_key, most, anchors, options, own.token)
         # Device q gets the rows that are equal to q modulo D in the batch.
         offset = (each - start[me] - first) % jnp.int32(shards)
         at = (offset[:, None] + jnp.int32(shards) * lax.iota(np.int32, block)[None, :]).reshape(-1)
         mask = drawn.mask[at] & (first + at < end[me] - start[me]) & (every.share[me] > jnp.float32(0))
         drawn = masked_draw(drawn.slot[at], drawn.probability[at] * every.share[me], mask, buffer.geometry)
-        window = read.window_of(buffer, own, round_key, drawn, eligible)
+        window = read.window_of(buffer, own, round_key, drawn, anchors)
         own, batch = read.read_drawn(buffer, own, round_key, drawn, window, partly=True)
         sent = (batch.data, batch.index, batch.probability, batch.mask)
         blocks = jax.tree.map(lambda leaf: leaf.reshape(shards, block, *leaf.shape[1:]), sent)

@@ -39,7 +39,7 @@ def stats(sharded: Any, own: BufferState) -> tuple[BufferState, dict[str, jax.Ar
             out[name] = lax.psum(jnp.minimum(value, jnp.uint32(0xFFFFFFFF // shards)), axis)
         else:
             out[name] = lax.psum(value, axis)
-    number = each["drawable"].astype(jnp.float32)
+    number = each["anchors"].astype(jnp.float32)
     total, squares = lax.psum((number, number * number), axis)
     out["balance"] = _balance(total, squares, shards)
     return own, out
@@ -65,7 +65,7 @@ def look(sharded: Any, own: BufferState, number: int) -> tuple[BufferState, Any]
         share = gather(sharded, jnp.sum(chance > jnp.float32(0), dtype=jnp.int32).astype(jnp.float32)[None])[:, 0]
         share = share / jnp.maximum(jnp.sum(share), jnp.float32(1))
     elif sharded.shards > 1:
-        share = whole(sharded, own, state_ops.eligible_set(shard, own)).share
+        share = whole(sharded, own, state_ops.anchor_set(shard, own)).share
     if chance is not None:
         found["probability"] = chance * share[lax.axis_index(axis)]
     of_all = {

@@ -300,7 +300,7 @@ def update(rows: SideRows, slot: Array, leaves: Leaves, token: Array) -> tuple[S
     side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
     lost = None
     if side:
-        rows, is_lost, token = _patched(rows, slot, side, token)
+        rows, is_lost, token = _updated(rows, slot, side, token)
         slot = jnp.where(is_lost, jnp.int32(rows.ticket.shape[0]) + jnp.arange(slot.size, dtype=jnp.int32), slot)
         lost = jnp.sum(is_lost, dtype=jnp.uint32)
     device = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
@@ -309,14 +309,14 @@ def update(rows: SideRows, slot: Array, leaves: Leaves, token: Array) -> tuple[S
 
 def cut(rows: SideRows, slot: Array, token: Array) -> SideRows:
     """Record in the store that a cut follows the rows in slots int32[B]."""
-    return _patched(rows, slot, {}, token)[0]
+    return _updated(rows, slot, {}, token)[0]
 
 
-def _patched(rows: SideRows, slot: Array, side: Mapping[int, Array], token: Array) -> tuple[SideRows, Array, Array]:
+def _updated(rows: SideRows, slot: Array, side: Mapping[int, Array], token: Array) -> tuple[SideRows, Array, Array]:
     """Return the rows after an update of distinct slots int32[B]; bool[B], rows that could not be written; and the token."""
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
     token, (old,) = order_after_reads(token, (read_rows(rows.ticket, slot),))
-    new, lost = callbacks.patch(rows.id, token, last_write(rows), old, keep, side)
+    new, lost = callbacks.update_rows(rows.id, token, last_write(rows), old, keep, side)
     return rows.replace(write_rows(rows.ticket, slot, new, token), rows.device), lost, token
 
 

@@ -21,9 +21,9 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, listed, name_of, under
 from fbuf._core.slots import expand
 from fbuf._indexing.anchors import CUT, END, episode_around, has
-from fbuf._interfaces.sampler import EligibleSet
+from fbuf._interfaces.sampler import AnchorSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import EligibilityRule, View, Window
+from fbuf._interfaces.view import AnchorRule, View, Window
 from fbuf.views._fields import as_float, check_free
 from fbuf.views._transition import Transition
 
@@ -97,7 +97,7 @@ class Hindsight(View):
         object.__setattr__(self, "fraction", float(self.fraction))
 
     @property
-    def rule(self) -> EligibilityRule:
+    def rule(self) -> AnchorRule:
         return dataclasses.replace(self.view.rule, spans=True)
 
     @property
@@ -147,15 +147,15 @@ class Hindsight(View):
         check_free("Hindsight", ("relabelled",), spec, nest=False)
 
     def decide(
-        self, flags: jax.Array, available: jax.Array, step: jax.Array
+        self, flags: jax.Array, count: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        return self.view.decide(flags, available, step)
+        return self.view.decide(flags, count, step)
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
-        geometry, ring, flags, starts = eligible.geometry, eligible.ring, eligible.flags, eligible.starts
+    def window(self, spec: Spec, anchors: AnchorSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+        geometry, ring, flags, starts = anchors.geometry, anchors.ring, anchors.flags, anchors.starts
         assert flags is not None and starts is not None
         inner = self.view
-        made = inner.window(spec, eligible, slot, mask, key)
+        made = inner.window(spec, anchors, slot, mask, key)
         nowhere, lanes, length = jnp.int32(geometry.capacity), jnp.int32(geometry.lanes), jnp.int32(geometry.length)
         safe = jnp.where(mask, slot, jnp.int32(0))
         lane = safe % lanes

@@ -104,15 +104,15 @@ class HostTransition:
         if flags & RESET:
             decided = memory[:]
             memory.clear()
-            return self._drawable(decided, len(decided))
+            return self._anchors(decided, len(decided))
         memory.append(flags)
         if flags & END and not self._resets:
             decided = memory[:]
             memory.clear()
-            return self._drawable(decided, len(decided) - 1)
-        return self._drawable([memory.pop(0)], self._steps) if len(memory) > self._steps else ()
+            return self._anchors(decided, len(decided) - 1)
+        return self._anchors([memory.pop(0)], self._steps) if len(memory) > self._steps else ()
 
-    def _drawable(self, decided: list[int], first: int) -> tuple[int, ...]:
+    def _anchors(self, decided: list[int], first: int) -> tuple[int, ...]:
         """Return which of successive rows can be drawn, `first` rows back and fewer."""
         return tuple(first - i for i, flags in enumerate(decided) if not flags & END or self._keeps_end(flags))
 

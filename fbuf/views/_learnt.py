@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._indexing.anchors import OPEN, RESET, START, TERMINATED
+from fbuf._indexing.anchors import ANCHOR, RESET, START, TERMINATED
 
 _FAR = 2**30
 
@@ -21,7 +21,7 @@ def learnt(
       last_bit: Flags of an episode's last row, which cuts windows; None: windows of open anchors are never cut.
     """
     rows, lanes = flags.shape
-    anchor, lane = np.nonzero(flags & OPEN)
+    anchor, lane = np.nonzero(flags & ANCHOR)
     index = np.arange(rows, dtype=np.int32)[:, None]
     first, last = np.zeros_like(anchor), np.full_like(anchor, length - 1)  # positions of each window that exist
     if last_bit is not None:

@@ -10,9 +10,9 @@ import numpy as np
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
-from fbuf._interfaces.sampler import EligibleSet
+from fbuf._interfaces.sampler import AnchorSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import EligibilityRule, View, Window
+from fbuf._interfaces.view import AnchorRule, View, Window
 
 
 class HostRow:
@@ -40,9 +40,9 @@ class Row(View):
       Row()
     """
 
-    rule = EligibilityRule("row")
+    rule = AnchorRule("row")
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+    def window(self, spec: Spec, anchors: AnchorSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         return Window(tuple(Read(name, slot) for name in spec), None)
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:

@@ -1,7 +1,7 @@
 """Return windows of successive rows of one lane: `Sequence` of a fixed length, `Episode` of whole episodes.
 
 Rows are stored once. The anchor of a window is chosen as rows arrive (`fbuf._indexing.anchors`), so a draw costs O(B T) at
-any capacity, and every valid window is equally likely. An episode becomes drawable with its last row, until its first is
+any capacity, and every valid window is equally likely. An episode can be sampled from its last row, until its first is
 overwritten.
 """
 
@@ -19,9 +19,9 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, name_of
 from fbuf._core.slots import Geometry, shift
 from fbuf._indexing.anchors import RESET, START, TERMINATED, has
-from fbuf._interfaces.sampler import EligibleSet
+from fbuf._interfaces.sampler import AnchorSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import EligibilityRule, View, Window
+from fbuf._interfaces.view import AnchorRule, View, Window
 from fbuf.views import _fields
 from fbuf.views._autoreset import check_autoreset, last_bit
 from fbuf.views._host_windows import HostEpisode, HostSequence
@@ -176,7 +176,7 @@ class Sequence(_WindowView):
 
     @property
     def _least_learnt(self) -> tuple[int, int] | None:
-        """`EligibilityRule.learns`: burn-in and bootstrap rows, if a window can have no other row, or reset rows only."""
+        """`AnchorRule.learns`: burn-in and bootstrap rows, if a window can have no other row, or reset rows only."""
         resets, regular = self.autoreset == "next_step", self.length - self.burn_in - self.bootstrap
         empty = {
             "stop": resets and regular == 1 and not self.bootstrap,
@@ -186,9 +186,9 @@ class Sequence(_WindowView):
         return (self.burn_in, self.bootstrap) if empty[self.boundary] else None
 
     @property
-    def rule(self) -> EligibilityRule:
+    def rule(self) -> AnchorRule:
         ends = bool(self.episode_end or self.episode)
-        return EligibilityRule(
+        return AnchorRule(
             self.boundary,
             self.back,
             self.ahead,
@@ -215,7 +215,7 @@ class Sequence(_WindowView):
                 opens = opens & (~has(flags, RESET) | (first == jnp.int32(0) if self.ahead else False))
         return jnp.full_like(step, self.ahead), opens
 
-    def decide(self, flags: Array, available: Array, step: Array) -> tuple[Array, Array, Array | None]:
+    def decide(self, flags: Array, count: Array, step: Array) -> tuple[Array, Array, Array | None]:
         rule, rows = self.rule, flags.shape[0]
         index = jnp.arange(rows, dtype=jnp.int32)[:, None]
         by = index + jnp.int32(self.ahead)  # the row that completes the window: its last, or the last of the episode
@@ -236,7 +236,7 @@ class Sequence(_WindowView):
                 chosen = chosen & self._learns(flags, index, by, last, end, step)
             if rule.reset_rows:
                 chosen = chosen & ~has(flags if rule.learns is None else flags & before, RESET)
-        return by < available[None, :], chosen, jnp.minimum(by, jnp.int32(rows - 1))
+        return by < count[None, :], chosen, jnp.minimum(by, jnp.int32(rows - 1))
 
     def _ends(self, flags: Array, before: Array, index: Array) -> tuple[Array, Array]:
         """Return the last row of each row's episode, or one later than all, and what `_learns` asks of it.
@@ -333,8 +333,8 @@ class Sequence(_WindowView):
             learn = learn & (terminated | (row <= ended - jnp.int32(self.bootstrap) * apart))
         return there, first, learn
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: Array, mask: Array, key: Array) -> Window:
-        geometry, flags = eligible.geometry, eligible.flags
+    def window(self, spec: Spec, anchors: AnchorSet, slot: Array, mask: Array, key: Array) -> Window:
+        geometry, flags = anchors.geometry, anchors.flags
         assert flags is not None
         safe = jnp.where(mask, slot, jnp.int32(0))
         place = jnp.arange(self.length, dtype=jnp.int32)[None, :]
@@ -412,10 +412,10 @@ class Episode(_WindowView):
         return learnt(flags, length=self.max_length, burn_in=0, bootstrap=0, dilation=1, at=0, last_bit=last)
 
     @property
-    def rule(self) -> EligibilityRule:
+    def rule(self) -> AnchorRule:
         length = self.max_length
         resets = self.autoreset == "next_step"
-        return EligibilityRule(
+        return AnchorRule(
             f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length, episode=self.episode
         )
 
@@ -426,8 +426,8 @@ class Episode(_WindowView):
             opens = opens | (room == jnp.int32(1))
         return step, opens & ~(has(flags, RESET) & has(before, RESET))
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: Array, mask: Array, key: Array) -> Window:
-        geometry, flags = eligible.geometry, eligible.flags
+    def window(self, spec: Spec, anchors: AnchorSet, slot: Array, mask: Array, key: Array) -> Window:
+        geometry, flags = anchors.geometry, anchors.flags
         assert flags is not None
         safe = jnp.where(mask, slot, jnp.int32(0))
         slots = shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])

@@ -27,9 +27,9 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, beside, is_under, listed, name_of, outside, subtree, under
 from fbuf._core.slots import expand, shift
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
-from fbuf._interfaces.sampler import EligibleSet
+from fbuf._interfaces.sampler import AnchorSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import EligibilityRule, View, Window
+from fbuf._interfaces.view import AnchorRule, View, Window
 from fbuf.views._autoreset import check_autoreset
 from fbuf.views._fields import as_float, check_flag, check_free, check_id, check_single
 from fbuf.views._host_transition import HostTransition
@@ -140,8 +140,8 @@ class Transition(View):
         return self.reward, self.episode
 
     @property
-    def rule(self) -> EligibilityRule:
-        return EligibilityRule(
+    def rule(self) -> AnchorRule:
+        return AnchorRule(
             "steps",
             self.back,
             self.n_step,
@@ -184,7 +184,7 @@ class Transition(View):
                 raise ValueError(f"Transition: '{self.final_observation}' is {last}; '{self.observation}' is {now}.")
         check_free("Transition", MADE, self._leaves(spec)[3], nest=False)
 
-    def decide(self, flags: Array, available: Array, step: Array) -> tuple[Array, Array, Array | None]:
+    def decide(self, flags: Array, count: Array, step: Array) -> tuple[Array, Array, Array | None]:
         del step
         index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
         end, never = has(flags, END), jnp.int32(2**30)
@@ -194,17 +194,17 @@ class Transition(View):
         if self.rule.reset_rows:  # an end needs the next row, which holds its final observation
             next_uncut = lax.cummin(jnp.where(end & ~cut, index, never), axis=0, reverse=True)
             needs_next = next_uncut == next_end
-        exist = available[None, :]
+        exist = count[None, :]
         complete = next_end + needs_next.astype(jnp.int32) < exist
         by_end = (next_end < index + jnp.int32(self.n_step)) & complete
         by_row = (next_end >= index + jnp.int32(self.n_step)) & (index + jnp.int32(self.n_step) < exist)
         reset = has(flags, RESET)
         decided = (index < exist) & (by_end | by_row | reset)
-        drawable = ~reset & ~(truncated & (cut if self.rule.cut_ends else True))
-        return decided, drawable, None
+        is_anchor = ~reset & ~(truncated & (cut if self.rule.cut_ends else True))
+        return decided, is_anchor, None
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: Array, mask: Array, key: Array) -> Window:
-        geometry, flags = eligible.geometry, eligible.flags
+    def window(self, spec: Spec, anchors: AnchorSet, slot: Array, mask: Array, key: Array) -> Window:
+        geometry, flags = anchors.geometry, anchors.flags
         assert flags is not None
         rule, steps, back, nowhere = self.rule, self.n_step, self.back, jnp.int32(geometry.capacity)
         safe = jnp.where(mask, slot, jnp.int32(0))

@@ -89,11 +89,11 @@ def test_replay_cuts_after_the_rows_it_has_collected():
             replay.cut(np.array([True, False]))
             assert len(replay) == 6
     drawn = replay.sample(256, to="numpy").data["t"]
-    assert (np.diff(drawn) == 1).all() and replay.stats()["drawable"] == 4 + 5
+    assert (np.diff(drawn) == 1).all() and replay.stats()["anchors"] == 4 + 5
     replay.cut(replay.rows().mask[0])
     replay.cut()
     replay.add({"t": np.array([9, 9])})
-    assert replay.stats()["drawable"] == 4 + 5
+    assert replay.stats()["anchors"] == 4 + 5
 
 
 def test_a_cut_after_an_end_keeps_its_final_observation():

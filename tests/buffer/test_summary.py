@@ -40,7 +40,7 @@ def test_priorities_are_those_that_were_given():
 def test_an_empty_buffer_has_a_summary():
     buffer = fbuf.Buffer(8, sampler=Prioritized(), episode_end=("done",), lanes=2)
     summary = buffer.summary(buffer.init({"x": 0.0, "done": False}))
-    assert (summary.size, summary.drawable, summary.compared) == (0, 0, 0)
+    assert (summary.size, summary.anchors, summary.compared) == (0, 0, 0)
     assert summary.ages is summary.drawn_ages is summary.effective_size is summary.duplicates is None
     assert summary.episodes == (0, None, 0)
     assert "0 of 8 (0.0 %)" in repr(summary) and summary.to_dict()["size"] == 0
@@ -90,7 +90,7 @@ Buffer(capacity=8, sampler=Prioritized(alpha=1.0, eps=0.0), lanes=2, episode_end
 
 rows
   held               6 of 8 (75 %)
-  effective          4.481 (75 % of those drawable)
+  effective          4.481 (75 % of the anchors)
   likeliest 1 %      36 % of draws
   episodes           2 whole, 2 cut
   duplicates         33 % of 6

@@ -111,8 +111,8 @@ def test_what_is_loaded_is_the_store_and_its_next_save_the_same(case, tmp_path):
     assert np.array_equal(new, life.store.write([more], None, slots))
     assert np.array_equal(fetch(loaded, new)[0], more)
     change = new[:3, 0], np.ones(3, bool), {0: more[:3, 0]}
-    assert np.array_equal(loaded.patch(*change), life.store.patch(*change))
-    own = {n: life.store.stats()[n] for n in ("rows_live", "rows_accepted", "chunks", "raw_bytes", "patches")}
+    assert np.array_equal(loaded.update_rows(*change), life.store.update_rows(*change))
+    own = {n: life.store.stats()[n] for n in ("rows_live", "rows_accepted", "chunks", "raw_bytes", "row_updates")}
     assert own == {n: loaded.stats()[n] for n in own}
 
 

@@ -55,8 +55,8 @@ def test_inspect_says_what_a_person_asks(run, tmp_path):
     assert status == 0 and "\x1b" not in out and "a checkpoint" in out.splitlines()[0]
     assert said["kind"] == "Replay" and said["rows"] == "26 of 40 (65 %)" and said["lanes"] == "2"
     assert said["episodes"] == "6 whole, of 3 to 5 rows; 2 cut" and said["intact"] == "yes, every byte"
-    drawable = int(replay.stats()["drawable"])
-    assert said["drawable"] == f"{drawable} rows" and said["leaves"] == "done bool[], obs float32[3]"
+    drawable = int(replay.stats()["anchors"])
+    assert said["anchors"] == f"{drawable} rows" and said["leaves"] == "done bool[], obs float32[3]"
     held = replay.summary().priorities
     for value in (held.min, held.max):
         assert f"{value:.4g}" in said["priorities"]

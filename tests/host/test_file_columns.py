@@ -36,7 +36,7 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data, tmp_path_factory):
             tickets = rng.choice(np.array([0, *model.rows], np.uint64), 3, replace=False)
             tickets = tickets[np.unique([model.origin.get(t, t) for t in tickets.tolist()], return_index=True)[1]]
             column = int(rng.integers(len(drawn.columns)))
-            model.patch(tickets, rng.random(len(tickets)) < 0.8, {column: drawn.values(len(tickets))})
+            model.update_rows(tickets, rng.random(len(tickets)) < 0.8, {column: drawn.values(len(tickets))})
         elif call == "reload":
             arrays = {n: np.array(a) for n, a in model.store.to_arrays().items()}
             assert all(a.dtype.kind in "iu" for a in arrays.values())
@@ -62,7 +62,7 @@ def test_a_failed_update_leaves_the_store_unchanged(tmp_path, monkeypatch):
         for call in itertools.count():
             before, faults.left = (tmp_path / "changes").read_bytes().rstrip(b"\0"), call
             try:
-                model.patch(tickets, np.ones(3, bool), {number % 2: rng.integers(0, 9, (3, 5), np.uint8)})
+                model.update_rows(tickets, np.ones(3, bool), {number % 2: rng.integers(0, 9, (3, 5), np.uint8)})
             except OSError as error:
                 assert "cannot write" in str(error)
             else:
@@ -85,7 +85,7 @@ def test_an_update_that_raised_never_appears(tmp_path, monkeypatch, before, fiel
     tickets = store.write([np.full((6, 1, 5), 7, np.uint8)] * 2, None)[:, 0]
     rows = np.full((1, 5), 100, np.uint8)
     for i in range(before):
-        store.patch(tickets[3 + i :][:1], np.ones(1, bool), {0: rows})
+        store.update_rows(tickets[3 + i :][:1], np.ones(1, bool), {0: rows})
     log = (tmp_path / "changes").stat().st_size
     real = os.pwrite
 
@@ -97,7 +97,7 @@ def test_an_update_that_raised_never_appears(tmp_path, monkeypatch, before, fiel
     with monkeypatch.context() as patch:  # the head is not written, and the record not taken back
         patch.setattr(os, "pwrite", failing)
         patch.setattr(os, "ftruncate", lambda *_: failing(store._folder._head.fd, b"", 0))
-        raises(OSError, "cannot write", store.patch, tickets[:3], np.ones(3, bool), fields)
+        raises(OSError, "cannot write", store.update_rows, tickets[:3], np.ones(3, bool), fields)
     assert (tmp_path / "changes").stat().st_size > log
     made = {3 + i for i in range(before)}
     for more in (None, 5, 4):  # nor is it taken for one of the updates to come
@@ -107,7 +107,7 @@ def test_an_update_that_raised_never_appears(tmp_path, monkeypatch, before, fiel
         store = make(tmp_path, columns, resume=True)
         assert set(np.flatnonzero(store.newest()[1][:6, 0] >= UPDATE_BIT).tolist()) == made
         if more is not None:
-            store.patch(store.newest()[1][more : more + 1, 0], np.ones(1, bool), {1: rows})
+            store.update_rows(store.newest()[1][more : more + 1, 0], np.ones(1, bool), {1: rows})
             made.add(more)
     store.close()
 
@@ -118,7 +118,7 @@ def test_the_update_log_stays_short(tmp_path):
     model.write([rng.integers(0, 9, (8, 1, 4000), np.uint8)], None)
     tickets = np.array(model.lanes[0][:4], np.uint64)  # the oldest too
     for _ in range(300):
-        tickets = model.store.patch(tickets, np.ones(4, bool), {0: rng.integers(0, 9, (4, 4000), np.uint8)})
+        tickets = model.store.update_rows(tickets, np.ones(4, bool), {0: rng.integers(0, 9, (4, 4000), np.uint8)})
     last, _ = fetch(model.store, tickets)
     assert (tmp_path / "changes").stat().st_size < 3 << 20  # 4.8 MB were written
     model.store.close()
@@ -178,7 +178,7 @@ def test_shared_damage_is_found_at_open(name, tmp_path):
     columns = columns_of(Zstd(chunk=4), shape=(24, 24))
     store = make(tmp_path, columns, length=800)
     tickets = store.write([frames(802)[:, None]], None)
-    store.patch(tickets[-2:, 0], np.ones(2, bool), {0: frames(2, seed=1)})
+    store.update_rows(tickets[-2:, 0], np.ones(2, bool), {0: frames(2, seed=1)})
     store.close()
     if name == "dictionary":
         (name,) = {p.name for p in tmp_path.glob("column0.dictionary-*")}

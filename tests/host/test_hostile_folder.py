@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     stream = np.stack([frames(512, seed=0), frames(512, seed=1)], 1).reshape(512, 2, -1)
     for rows in np.split(stream, 32):
         tickets = store.write([rows, rows], None)
-    store.patch(tickets[:3, 0], np.ones(3, bool), {0: rows[:3, 0]})
+    store.update_rows(tickets[:3, 0], np.ones(3, bool), {0: rows[:3, 0]})
     store.flush()
     store.close()
     names = sorted(file.name for file in path.iterdir())

@@ -321,7 +321,7 @@ def test_a_removed_folder_is_noticed_at_the_next_write(tmp_path, how):
     calls = [
         (store.write, rows, None),
         (store.flush,),
-        (store.patch, tickets[:, 0], np.ones(3, bool), {0: rows[0][:, 0]}),
+        (store.update_rows, tickets[:, 0], np.ones(3, bool), {0: rows[0][:, 0]}),
     ]
     for call in calls:
         raises(FileNotFoundError, "was removed or replaced while its store is open.*fbuf.save", *call)

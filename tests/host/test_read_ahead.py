@@ -196,7 +196,7 @@ def test_collect_returns_the_rows_at_the_request(codec, program):
             rows += count
         elif verb == "p":
             some = rng.choice(tickets[-8:], 3)
-            new = s.patch(some, np.ones(3, bool), {0: rng.integers(0, 255, (3, 5), np.uint8)})
+            new = s.update_rows(some, np.ones(3, bool), {0: rng.integers(0, 255, (3, 5), np.uint8)})
             tickets = np.concatenate([tickets, new])
         elif verb == "r":
             some = rng.choice(tickets[-14:], int(rng.integers(1, 10)))

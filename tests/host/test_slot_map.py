@@ -60,7 +60,7 @@ class Scattered(Model):
         super().check(rng)
         stats = self.store.stats()
         assert stats["rows_live"] == len(self.alive) and stats["rows_accepted"] == len(self.rows) - len(self.origin)
-        assert stats["patches"] == sum(o in self.alive for o in self.origin.values())
+        assert stats["row_updates"] == sum(o in self.alive for o in self.origin.values())
 
 
 @given(data=st.data())

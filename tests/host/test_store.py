@@ -49,22 +49,22 @@ def test_updates_of_two_leaves_are_both_kept():
     store = make(None, None, length=10)
     tickets = store.write([np.ones((1, 1, 5), np.uint8)] * 2, None)[:, 0]
     for column in (0, 1):
-        tickets = store.patch(tickets, np.array([True]), {column: np.full((1, 5), 7 + column, np.uint8)})
+        tickets = store.update_rows(tickets, np.array([True]), {column: np.full((1, 5), 7 + column, np.uint8)})
     assert [int(fetch(store, tickets, column=column)[0][0, 0]) for column in (0, 1)] == [7, 8]
 
 
 def test_an_update_expires_with_its_row():
     store = make(Zstd(), length=10, slack=2)
     tickets = store.write([np.ones((10, 1, 5), np.uint8)], None)[:, 0]
-    new = store.patch(tickets[:1], np.array([True]), {0: np.full((1, 5), 9, np.uint8)})
+    new = store.update_rows(tickets[:1], np.array([True]), {0: np.full((1, 5), 9, np.uint8)})
     before = store.nbytes
     store.write([np.zeros((2, 1, 5), np.uint8)], None)
     assert fetch(store, new)[1].all()
     store.write([np.zeros((1, 1, 5), np.uint8)], None)
     got, ok = fetch(store, new)
     assert not ok.any() and not got.any()
-    assert store.stats()["patches"] == 0 and store.nbytes < before
-    assert store.patch(new, np.array([True]), {0: np.ones((1, 5), np.uint8)}) == new
+    assert store.stats()["row_updates"] == 0 and store.nbytes < before
+    assert store.update_rows(new, np.array([True]), {0: np.ones((1, 5), np.uint8)}) == new
 
 
 def test_strided_and_read_only_input_is_stored():
@@ -80,8 +80,8 @@ def test_superseded_updates_are_dropped_after_slack_more():
     ticket = store.write([np.ones((10, 1, 5), np.uint8)], None)[:1, 0]
     chain = [ticket]
     for i in range(200):
-        chain.append(store.patch(chain[-1], np.array([True]), {0: np.full((1, 5), i, np.uint8)}))
-    assert store.stats()["patches"] <= 8
+        chain.append(store.update_rows(chain[-1], np.array([True]), {0: np.full((1, 5), i, np.uint8)}))
+    assert store.stats()["row_updates"] <= 8
     for i in range(6):  # the last is in force, those before it were replaced fewer than `slack` patches ago
         assert (fetch(store, chain[-1 - i])[0] == 199 - i).all()
     assert not fetch(store, chain[100])[1].any()
@@ -136,7 +136,7 @@ def test_a_running_read_finishes_when_the_store_is_closed():
 
     store = make(Closes(), None, length=20)
     tickets = store.write([np.full((8, 1, 5), 3, np.uint8)] * 2, None)[:, 0]
-    tickets[:1] = store.patch(tickets[:1], np.array([True]), {0: np.full((1, 5), 9, np.uint8)})
+    tickets[:1] = store.update_rows(tickets[:1], np.array([True]), {0: np.full((1, 5), 9, np.uint8)})
     outs = [np.empty((8, 5), np.uint8) for _ in range(2)]
     assert store.read([(c, tickets, out) for c, out in enumerate(outs)]).all()
     assert (outs[0][0] == 9).all() and (outs[0][1:] == 3).all() and (outs[1] == 3).all()
@@ -173,7 +173,7 @@ def test_close_frees_everything_and_later_calls_raise():
     for call in (
         lambda: fetch(store, tickets),
         lambda: store.write([np.zeros((1, 1, 24, 24), np.uint8)], None),
-        lambda: store.patch(tickets[:1, 0], np.array([True]), {}),
+        lambda: store.update_rows(tickets[:1, 0], np.array([True]), {}),
         lambda: store.nbytes,
         store.stats,
         store.to_arrays,
@@ -247,7 +247,7 @@ def test_memory_stays_flat_over_a_million_operations():
         assert ok.all() and out.any()
         done += 2
         if done % 50 == 0:
-            store.patch(pick[:1], np.ones(1, bool), {0: rows[0, :1]})
+            store.update_rows(pick[:1], np.ones(1, bool), {0: rows[0, :1]})
             done += 1
         if done >= 100_000 and not before:
             before = resident()

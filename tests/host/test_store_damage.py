@@ -103,7 +103,7 @@ def test_chunks_find_a_replaced_dictionary():
 def test_every_flipped_bit_of_an_update_is_found(own):
     store = make(own, shape=(100,), length=10)
     tickets = store.write([np.zeros((4, 1, 100), np.uint8)], None)[:, 0]
-    (new,) = store.patch(tickets[:1], np.array([True]), {0: np.arange(100, dtype=np.uint8)[None] // 9})
+    (new,) = store.update_rows(tickets[:1], np.array([True]), {0: np.arange(100, dtype=np.uint8)[None] // 9})
     arrays = store.to_arrays()
     for bit in range(arrays["patch:data"].size * 8):
         data = arrays["patch:data"].copy()
@@ -132,7 +132,7 @@ def test_a_frame_of_another_size_is_refused_before_decoding():
 
 def test_arrays_that_do_not_fit_are_refused():
     store, _, tickets = compressible()
-    store.patch(tickets[:1, 0], np.array([True]), {0: np.zeros((1, 24, 24), np.uint8)})
+    store.update_rows(tickets[:1, 0], np.array([True]), {0: np.zeros((1, 24, 24), np.uint8)})
     arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
     load(store, arrays)
     pytest.raises(ValueError, load, store, arrays, length=65).match("lanes, length and slack")

@@ -147,7 +147,7 @@ def test_draw_some_equals_a_smaller_draw(sampler):
     if sampler.prioritized:
         index = buffer.rows(state).index
         state = buffer.update_priority(state, index, jnp.arange(1.0, 31.0))
-    held = fbuf._buffer.state.eligible_set(buffer, state)
+    held = fbuf._buffer.state.anchor_set(buffer, state)
 
     @jax.jit
     def some(own, key, wanted):

@@ -135,10 +135,10 @@ def test_a_view_looks_back_within_the_episode():
 def test_a_view_looks_ahead_within_the_episode():
     @parts.component
     class Next(parts.FieldsView):
-        rule = parts.EligibilityRule("next", ahead=2)
+        rule = parts.AnchorRule("next", ahead=2)
 
-        def fields(self, spec, eligible, slot):
-            return {"now": ("t", slot), "later/t": ("t", parts.later(eligible, slot, 2))}
+        def fields(self, spec, anchors, slot):
+            return {"now": ("t", slot), "later/t": ("t", parts.later(anchors, slot, 2))}
 
     buffer = fbuf.Buffer(12, view=Next(), episode_end=("done",))
     state = buffer.init({"t": 0, "done": False})
@@ -174,7 +174,7 @@ class Alike:
 
 
 class Looking(fbuf.views.Row):
-    rule = parts.EligibilityRule("looking", ahead=1, prompt=False)
+    rule = parts.AnchorRule("looking", ahead=1, prompt=False)
 
 
 def test_a_part_derives_from_its_base_class():
@@ -217,7 +217,7 @@ used(sampler=own(parts.NthSampler, pick=lambda own, key, size, total: (zeros(siz
 used(sampler=own(parts.NthSampler, draw=lambda *given: given[1])) => TypeError Own.draw gave | expected (state, Draw)
 used(view=own(parts.FieldsView, fields=lambda *_: ["t"])) => TypeError Own.fields returned | expected a dict of pairs
 used(view=own(parts.FieldsView, fields=lambda *_: {"t": "t"})) => TypeError Own.fields returned | expected a dict of pairs
-used(view=own(parts.FieldsView, fields=lambda own, spec, eligible, slot: {"x": ("y", slot)})) => ValueError
+used(view=own(parts.FieldsView, fields=lambda own, spec, anchors, slot: {"x": ("y", slot)})) => ValueError
     Own.fields names 'y', but rows have t
 used(view=own(parts.FieldsView, fields=lambda own, *given: {"x": ("t", parts.earlier(*given[1:], 1))})) => ValueError
     has no neighbouring rows | Rule("name", back=1)

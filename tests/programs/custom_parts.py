@@ -33,10 +33,10 @@ class Half(parts.ArrayStorage):
 
 @parts.component
 class WithLast(parts.FieldsView):
-    rule = parts.EligibilityRule("with_last", back=1)
+    rule = parts.AnchorRule("with_last", back=1)
 
-    def fields(self, spec, eligible, slot):
-        return {name: (name, slot) for name in spec} | {"last_obs": ("obs", parts.earlier(eligible, slot, 1))}
+    def fields(self, spec, anchors, slot):
+        return {name: (name, slot) for name in spec} | {"last_obs": ("obs", parts.earlier(anchors, slot, 1))}
 
 
 def main() -> None:

@@ -164,10 +164,10 @@ class Lately(fbuf.parts.NthSampler):
 
 @fbuf.parts.component
 class Pairs(fbuf.parts.FieldsView):
-    rule = fbuf.parts.EligibilityRule("pairs", back=1)
+    rule = fbuf.parts.AnchorRule("pairs", back=1)
 
-    def fields(self, spec: Any, eligible: fbuf.parts.EligibleSet, slot: jax.Array) -> dict[str, Any]:
-        return {"t": ("t", fbuf.parts.earlier(eligible, slot, 1))}
+    def fields(self, spec: Any, anchors: fbuf.parts.AnchorSet, slot: jax.Array) -> dict[str, Any]:
+        return {"t": ("t", fbuf.parts.earlier(anchors, slot, 1))}
 
 
 @fbuf.parts.component

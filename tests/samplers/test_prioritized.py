@@ -107,7 +107,7 @@ def test_sets_are_those_of_drawing_one_after_another(far_apart):
 @pytest.mark.parametrize("by", [Prioritized(0.5, eps=0.25), Ranked()], ids=str)
 def test_chances_and_priorities_can_be_inspected(by):
     buffer, state = filled(by, [1.0, 2.0, 3.0, 4.0, 0.0], capacity=6)
-    see = jax.jit(lambda state: by.inspect(state.sampler, state_ops.eligible_set(buffer, state)))
+    see = jax.jit(lambda state: by.inspect(state.sampler, state_ops.anchor_set(buffer, state)))
     chance, _ = jax.device_get(see(state))
     priority = by.priority(state.sampler, jnp.arange(6))
     known = [1.25, 2.25, 3.25, 4.25, 0.25] if isinstance(by, Prioritized) else [4, 3, 2, 1, 5]
@@ -373,7 +373,7 @@ def test_gpus_select_what_other_platforms_branch_to(scale, monkeypatch):
     state = buffer.extend(buffer.init(row), rows, priority=jnp.arange(1, 67, dtype=jnp.float32).reshape(33, 2) * scale)
 
     def draw(state, key):
-        held = state_ops.eligible_set(buffer, state)
+        held = state_ops.anchor_set(buffer, state)
         number = jnp.float32(9)
         return _prioritized.with_replacement(state.sampler, key, 64, held, number, None, True)[:3]
 

@@ -114,12 +114,12 @@ def check_retirement(sampler: str, view: str) -> None:
     for a, b in zip(jax.tree.leaves(ours.data), jax.tree.leaves(theirs.data), strict=True):
         assert same_bits(a[: held[0]], b)
     stats, expected = jax.device_get((buffer.stats(trial.state), twin.stats(state)))
-    assert all(stats[name] == expected[name] for name in ("size", "drawable"))
+    assert all(stats[name] == expected[name] for name in ("size", "anchors"))
     found, once = [], sampler in ("consume", "epoch")
     for batch in (buffer.peek(trial.state, KEY, 1024), twin.peek(state, KEY, 1024)):  # every anchor, many times over
         batch, there = jax.device_get(batch), np.flatnonzero(batch.mask)
         order = there[np.unique(batch.data["number"][there], return_index=True)[1]]
-        assert len(order) == stats["drawable"] > 3 and len(there) == (len(order) if once else 1024)
+        assert len(order) == stats["anchors"] > 3 and len(there) == (len(order) if once else 1024)
         found.append(jax.tree.map(lambda x, at=order: x[at], (batch.data, batch.probability)))
     jax.tree.map(np.testing.assert_array_equal, found[0][0], found[1][0])
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)

@@ -63,7 +63,7 @@ def order_of_writes(storage: str, monkeypatch: pytest.MonkeyPatch, verbs: str, c
 
     with monkeypatch.context() as patch:
         patch.setattr(Store, "try_write", record(Store.try_write))
-        patch.setattr(Store, "try_patch", record(Store.try_patch))
+        patch.setattr(Store, "try_update_rows", record(Store.try_update_rows))
         state = jax.block_until_ready(step(state, rows_of(100, capacity // 2), rows_of(200, capacity // 2)))
     return calls, buffer.rows(state)
 

@@ -263,7 +263,7 @@ class Trial:
         self.compare_rows(by_slot, [model.in_slot(slot) for slot, _ in indices])
         anchors = {row.slot for row in model.anchors()}
         stats = {n: np.asarray(x).item() for n, x in stats.items()}
-        assert stats["size"] == model.size and stats["drawable"] == len(anchors)
+        assert stats["size"] == model.size and stats["anchors"] == len(anchors)
         assert {n: stats[n] for n in model.counters} == model.counters
         assert bool(can_sample) == bool(model.chosen_from())
         assert drawable_slots(buffer, state) in (anchors, None)
@@ -373,7 +373,7 @@ def drawable_slots(buffer, state):
     if state.anchors is None:
         return None
     flags = np.asarray(state.anchors.flags)
-    slots = set(np.flatnonzero(flags & anchors.OPEN).tolist())
+    slots = set(np.flatnonzero(flags & anchors.ANCHOR).tolist())
     if not buffer.sampler.prioritized:
         lanes, length, _ = buffer.geometry
         queue = getattr(state.sampler, "log", state.sampler)

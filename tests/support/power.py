@@ -250,7 +250,7 @@ def work(kind, seed, path, steps):
                 values = {
                     i: content(kind, c, lane, row, np.full(len(row), version)) for i, c in enumerate(store.columns)
                 }
-                store.patch(tickets[place, lane], np.ones(len(row), bool), values)
+                store.update_rows(tickets[place, lane], np.ones(len(row), bool), values)
                 latest |= made
             else:
                 n = int(rng.integers(1, 24))

@@ -171,7 +171,7 @@ def small(kind, path, writes, seed=0):
     for _ in range(writes):
         write(store, rng, 9)
     count, tickets, _ = store.newest()
-    store.patch(tickets[:1, 0], np.ones(1, bool), {1: fetch(store, tickets[:1, 0], 1)[0]})
+    store.update_rows(tickets[:1, 0], np.ones(1, bool), {1: fetch(store, tickets[:1, 0], 1)[0]})
     store.close()
 
 

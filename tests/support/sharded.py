@@ -96,10 +96,10 @@ def drawable(buffer: fbuf.Buffer) -> np.ndarray:
 
 def chances(buffer: fbuf.Buffer, state: Any) -> np.ndarray:
     opened = state.open()
-    eligible = state_ops.eligible_set(buffer, opened)
-    inspected = buffer.sampler.inspect(opened.sampler, eligible).probability
+    anchors = state_ops.anchor_set(buffer, opened)
+    inspected = buffer.sampler.inspect(opened.sampler, anchors).probability
     open_slots = buffer.get(state, jnp.arange(buffer.capacity))
-    anchors = np.asarray(state_ops.drawable(opened, open_slots.index.slot, open_slots.mask))
+    anchors = np.asarray(state_ops.is_anchor(opened, open_slots.index.slot, open_slots.mask))
     each = np.full(buffer.capacity, 1 / anchors.sum()) if inspected is None else np.asarray(inspected, np.float64)
     out = np.zeros(rows_and_masks()[0]["id"].size)
     out[np.asarray(open_slots.data["id"])[anchors]] = each[anchors]

@@ -94,11 +94,11 @@ class Life:
             self.rows[int(got[tuple(place)])] = rows[tuple(place)].tobytes()
         self.tickets += got[got > 0].tolist()
 
-    def patch(self):
+    def update_rows(self):
         if self.tickets:
             old = self.rng.choice(np.array(self.tickets[-40:], np.uint64), 2)
             rows = np.stack(list(itertools.islice(self.game, 2)))
-            new = self.store.patch(old, np.ones(2, bool), {0: rows})
+            new = self.store.update_rows(old, np.ones(2, bool), {0: rows})
             self.rows |= {
                 int(t): row.tobytes() for t, row in zip(new, rows, strict=True) if t >= UPDATE_BIT and t not in old
             }
@@ -106,7 +106,7 @@ class Life:
 
     def step(self, call):
         if call == "patch":
-            self.patch()
+            self.update_rows()
         elif call == "repack":
             self.store.repack()
         elif call == "wrap":

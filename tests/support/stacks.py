@@ -142,7 +142,9 @@ def check_calls(data):
                 known = np.array([0, *model.rows], np.uint64)
                 tickets = rng.choice(known[known < 1 << 63], 3, replace=False).astype(np.uint64)
                 if slack == 9:
-                    model.patch(tickets, rng.random(3) < 0.8, {0: np.array([players[0].noise() for _ in range(3)])})
+                    model.update_rows(
+                        tickets, rng.random(3) < 0.8, {0: np.array([players[0].noise() for _ in range(3)])}
+                    )
             elif call == "reload":
                 store = model.store = load(store)
             model.check(rng)

@@ -56,9 +56,9 @@ class Model:
             self.rows[ticket] = [r[at].tobytes() for r in rows]
         return taken
 
-    def patch(self, tickets, keep, fields):
+    def update_rows(self, tickets, keep, fields):
         alive = self.live()
-        new = self.store.patch(tickets, keep, fields)
+        new = self.store.update_rows(tickets, keep, fields)
         for i, (old, ticket) in enumerate(zip(tickets.tolist(), new.tolist(), strict=True)):
             if not keep[i] or old not in alive:
                 assert ticket == old
@@ -73,7 +73,7 @@ class Model:
         if drawn.slack == 9 and len(known) > 3:
             tickets = drawn.rng.choice(known, 3, replace=False)
             column = int(drawn.rng.integers(len(drawn.columns)))
-            self.patch(tickets, drawn.rng.random(3) < 0.8, {column: drawn.values(3)})
+            self.update_rows(tickets, drawn.rng.random(3) < 0.8, {column: drawn.values(3)})
 
     def newest(self):
         return {t for lane in self.lanes for t in lane[-self.depth :]}

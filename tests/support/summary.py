@@ -72,7 +72,7 @@ def check(told, summary, compare=MANY):
     buffer, state = told.buffer, told.state
     stats = {name: np.asarray(value).item() for name, value in buffer.stats(state).items()}
     assert summary.stats == stats and summary.buffer == repr(buffer)
-    assert (summary.size, summary.drawable) == (stats["size"], stats["drawable"])
+    assert (summary.size, summary.anchors) == (stats["size"], stats["anchors"])
     assert summary.capacity == buffer.capacity and summary.fill == summary.size / 40
     assert summary.refused == {n: stats[n] for n in fbuf._buffer.state.COUNTERS if stats[n]}
     assert summary.nbytes == buffer.nbytes(state)

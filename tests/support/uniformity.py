@@ -48,7 +48,7 @@ def lanes_out_of_step(sampler, length=301):
 
 
 def drawable(state):
-    return (np.asarray(state.anchors.flags) & anchors.OPEN) != 0
+    return (np.asarray(state.anchors.flags) & anchors.ANCHOR) != 0
 
 
 def check_zero_priorities(transition):

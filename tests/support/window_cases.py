@@ -105,7 +105,7 @@ def check(view, seed, storage=None):
         oldest = max(0, len(lane) - LENGTH)
         expected |= {w.anchor % LENGTH * LANES + e: w for w in oracle.windows(view, lane, oldest)}
         missed += len(oracle.unlearnt(view, lane, oldest))
-    assert set(np.flatnonzero(opened & anchors.OPEN).tolist()) == set(expected)
+    assert set(np.flatnonzero(opened & anchors.ANCHOR).tolist()) == set(expected)
     assert int(count.sum()) == len(expected)
     assert buffer.summary(state, compare=0).unlearnt == missed
     assert batch.mask.all() == bool(expected)

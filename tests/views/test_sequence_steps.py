@@ -80,7 +80,7 @@ def flags_of(view, lane, oldest):
         last = lane.ended[row] and lane.last[row] == row
         cut = last and not (lane.terminated[row] or lane.truncated[row] or lane.reset[row])
         ends = lane.terminated[row] or lane.truncated[row] or cut
-        bits = {"START": lane.starts(row), "END": ends, "TERMINATED": lane.terminated[row], "OPEN": row in opened}
+        bits = {"START": lane.starts(row), "END": ends, "TERMINATED": lane.terminated[row], "ANCHOR": row in opened}
         bits |= {"RESET": lane.reset[row], "CUT": cut}
         flags[i] = sum(getattr(anchors, name) for name, there in bits.items() if there)
     return flags
@@ -176,7 +176,7 @@ def test_the_end_of_a_short_episode_closes_no_window_of_the_one_before(by_id):
     for number, steps in enumerate((5, 1, 1)):
         rows = {name: np.full(steps, number if name == "id" else 0, leaf.dtype) for name, leaf in ROW.items()}
         state = buffer.cut(buffer.extend(state, rows))
-    open_slots = np.flatnonzero(state.anchors.flags & anchors.OPEN)
+    open_slots = np.flatnonzero(state.anchors.flags & anchors.ANCHOR)
     assert open_slots.tolist() == [0, 1, 2, 4, 5, 6] and state.anchors.count == 6
 
 
@@ -254,8 +254,8 @@ def test_converted_rows_have_the_windows_of_rows_that_were_added(view):
     full = dataclasses.replace(windows, capacity=61)  # its oldest row is known to begin an episode
     state = dataclasses.replace(plain, capacity=61)
     state = state.convert(full, state.extend(state.init(ROW), rows))
-    same(full.stats(state)["drawable"], windows.stats(added)["drawable"])
-    assert windows.stats(converted)["drawable"] > 0
+    same(full.stats(state)["anchors"], windows.stats(added)["anchors"])
+    assert windows.stats(converted)["anchors"] > 0
 
 
 @pytest.mark.more

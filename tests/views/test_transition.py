@@ -178,7 +178,7 @@ def test_the_pool_of_frames_holds_every_stack(pad):
 
     @jax.jit
     def pools(state):
-        window = view.window(spec, fbuf._buffer.state.eligible_set(buffer, state), slot, mask, jax.random.key(0))
+        window = view.window(spec, fbuf._buffer.state.anchor_set(buffer, state), slot, mask, jax.random.key(0))
         return [(read.pool, read.start, read.slot) for read in window.reads if read.name == "obs"]
 
     for pool, start, slots in jax.device_get(pools(state)):

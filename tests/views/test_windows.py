@@ -73,7 +73,7 @@ def check_chances(view, sampler):
         return state.anchors.flags, state.rows["episode"], batch.index.slot, batch.probability, batch.mask
 
     flags, episode, slots, probability, drawn = map(np.asarray, run(rows, mask, jax.random.key(0)))
-    anchors = (flags & _anchors.OPEN) != 0
+    anchors = (flags & _anchors.ANCHOR) != 0
     by_lane = anchors.reshape(-1, 3).sum(axis=0)
     assert 0 < by_lane[0] < by_lane[1] < by_lane[2] and drawn.all()
     chances = anchors / anchors.sum()
@@ -117,7 +117,7 @@ def test_windows_that_the_same_write_overwrites_do_not_open():
     state = buffer.extend(buffer.init({"t": 0}), {"t": np.arange(4)})
     state = buffer.extend(state, {"t": np.arange(4, 9)})
     drawn = buffer.peek(state, jax.random.key(0), 64).data["t"]
-    assert {*map(tuple, drawn.tolist())} == {(4, 5, 6), (5, 6, 7), (6, 7, 8)} and buffer.stats(state)["drawable"] == 3
+    assert {*map(tuple, drawn.tolist())} == {(4, 5, 6), (5, 6, 7), (6, 7, 8)} and buffer.stats(state)["anchors"] == 3
 
 
 def test_long_windows_cost_no_more_to_add_to():

@@ -141,7 +141,7 @@ def test_memory_of_a_row():
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=700), st.integers(0, 2**31 - 1))
-def test_the_nth_open_row(is_open, seed):
+def test_the_nth_anchor(is_open, seed):
     rng = np.random.default_rng(seed)
     capacity = 700  # of one shape, so that it compiles once
     flags = rng.integers(0, 256, capacity).astype(np.uint8) & 0xF7
@@ -168,7 +168,7 @@ def _summed(flags, nth, wanted, sizes):
         return anchors._nth_by_sums(flags, nth, wanted)
 
 
-_counted, _nth = jax.jit(anchors.count_open_before), jax.jit(anchors.nth_by_count)
+_counted, _nth = jax.jit(anchors.count_before), jax.jit(anchors.nth_by_count)
 _scanned = jax.jit(functools.partial(anchors.nth_by_scan, block=4))
 
 

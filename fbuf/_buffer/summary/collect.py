@@ -20,10 +20,10 @@ from fbuf._buffer.state import (
     BufferConfig,
     BufferState,
     anchor_count,
+    anchor_set,
     arrival_order,
-    drawable,
-    eligible_set,
     ending,
+    is_anchor,
     operation,
 )
 from fbuf._buffer.summary import statistics
@@ -108,10 +108,10 @@ def look(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferS
     if state.scatter is not None:
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
-        out["anchor"] = drawable(state, slot, held)
+        out["anchor"] = is_anchor(state, slot, held)
         if buffer.view.rule.window:
             out["flags"] = jnp.where(held, state.anchors.flags[slot], jnp.uint8(0))
-    said = buffer.sampler.inspect(state.sampler, eligible_set(buffer, state))
+    said = buffer.sampler.inspect(state.sampler, anchor_set(buffer, state))
     if said is not None:
         out |= {name: array[slot] for name, array in said._asdict().items() if array is not None}
     priority = buffer.sampler.priority(state.sampler, slot)

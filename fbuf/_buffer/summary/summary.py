@@ -52,7 +52,7 @@ class Summary:
     Attributes:
       buffer: The buffer, as it prints.
       size, capacity: Rows held, and C.
-      drawable: Anchors (rows that can be sampled).
+      anchors: Rows that can be sampled.
       available: Anchors that the sampler can draw now.
       unlearnt: Rows held that no window or episode learns, reset rows aside; None: the view has no windows.
       ages: Of rows held: the number of newer rows of the lane. With a writer that replaces any row: of all stored rows.
@@ -74,7 +74,7 @@ class Summary:
     buffer: str
     size: int
     capacity: int
-    drawable: int
+    anchors: int
     available: int
     unlearnt: int | None
     ages: Quantiles | None
@@ -112,7 +112,7 @@ class Summary:
     def to_dict(self) -> dict[str, float]:
         """Return the numbers as a flat dict for loggers, with keys such as `"ages/median"`. Unknown numbers are left out."""
         out: dict[str, Any] = {"size": self.size, "capacity": self.capacity, "fill": self.fill}
-        out |= {"drawable": self.drawable, "available": self.available, "unlearnt": self.unlearnt}
+        out |= {"anchors": self.anchors, "available": self.available, "unlearnt": self.unlearnt}
         out |= {"effective_size": self.effective_size, "likeliest": self.likeliest}
         spread = {"ages": self.ages, "drawn_ages": self.drawn_ages, "priorities": self.priorities, "draws": self.draws}
         if self.episodes is not None:
@@ -154,13 +154,13 @@ def _percent(share: float) -> str:
 
 def _rows(summary: Summary) -> Section:
     rows = [("held", f"{summary.size:,} of {summary.capacity:,} ({_percent(summary.fill)})")]
-    if summary.drawable != summary.size or summary.available != summary.drawable:
-        available = f", {summary.available:,} now" if summary.available != summary.drawable else ""
-        rows.append(("drawable", f"{summary.drawable:,}{available}"))
+    if summary.anchors != summary.size or summary.available != summary.anchors:
+        available = f", {summary.available:,} now" if summary.available != summary.anchors else ""
+        rows.append(("anchors", f"{summary.anchors:,}{available}"))
     if summary.unlearnt:
         rows.append(("not learnt", f"{summary.unlearnt:,} ({_percent(summary.unlearnt / summary.size)})"))
     if summary.effective_size is not None:
-        of = f" ({_percent(summary.effective_size / summary.drawable)} of those drawable)" if summary.drawable else ""
+        of = f" ({_percent(summary.effective_size / summary.anchors)} of the anchors)" if summary.anchors else ""
         rows.append(("effective", f"{number(summary.effective_size)}{of}"))
     if summary.likeliest is not None:
         rows.append(("likeliest 1 %", f"{_percent(summary.likeliest)} of draws"))
@@ -219,7 +219,7 @@ def _sampler(summary: Summary) -> Section:
     shown = {
         n: v
         for n, v in summary.stats.items()
-        if n not in (*COUNTERS, "size", "drawable", "unlearnt", "is_full", "cursor", "writes")
+        if n not in (*COUNTERS, "size", "anchors", "unlearnt", "is_full", "cursor", "writes")
     }
     return Section("stats", (), tuple((name.replace("_", " "), number(value)) for name, value in shown.items()))
 
@@ -241,13 +241,13 @@ def checked_compare(call: str, buffer: BufferConfig, state: Any, compare: int | 
 def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary:
     """Return the summary of what was collected."""
     held, anchor = found.held, found.anchor
-    size, drawable = int(held.sum()), int(anchor.sum())
+    size, anchors = int(held.sum()), int(anchor.sum())
     ages = found.age[anchor]
     chance: np.ndarray | None = None
     if found.probability is not None:
         chance = found.probability[anchor]
     elif found.uniform:
-        chance = np.ones(drawable)
+        chance = np.ones(anchors)
     known = chance is not None and bool(chance.any())
     priority = None if found.priority is None else found.priority[anchor]
     priority = None if priority is None or bool((priority < 0).any()) else priority
@@ -261,7 +261,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
         buffer=repr(buffer),
         size=size,
         capacity=buffer.capacity,
-        drawable=drawable,
+        anchors=anchors,
         available=found.available,
         unlearnt=found.stats.get("unlearnt"),
         ages=quantiles(found.age[held]),

@@ -92,7 +92,7 @@ class DataSetStore(TicketReads):
         """Raise TypeError: rows do not change."""
         raise TypeError("fbuf.datasets: a data set is read-only.")
 
-    patch = write
+    update_rows = write
 
     def to_arrays(self) -> dict[str, Any]:
         """Return nothing: the rows are in their own files."""
@@ -122,7 +122,7 @@ class DataSetStore(TicketReads):
             "payload_bytes": sum(part.payload for part in chunked),
             "raw_bytes": self.rows * sum(c.nbytes for c in self.columns),
             "dictionaries": sum(len(part.table) for part in chunked),
-            "patches": 0,
+            "row_updates": 0,
             "nbytes": self.nbytes,
         }
 

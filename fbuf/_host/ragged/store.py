@@ -158,9 +158,9 @@ class Records(RowStore):
             found.append(row[tuple(slice(n) for n in shape)] if here and shape[0] >= 0 else MISSING)
         return found
 
-    def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
+    def update_rows(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
         """Raise TypeError: stored ragged leaves cannot change."""
-        raise TypeError("Records.patch: ragged leaves cannot change once they are stored. Add the row again.")
+        raise TypeError("Records.update_rows: ragged leaves cannot change once they are stored. Add the row again.")
 
     def _pack(self, data: bytes) -> bytes:
         if self._codec is None:

@@ -2,7 +2,7 @@
 
 Each row gets a ticket that is never used again, so two futures of one buffer state cannot read each other's rows. The newest
 `length + slack` rows of a lane can be read; older ones have expired. A stream ticket is `count * E + lane + 1`; an updated
-row (`patch`) has a ticket with bit 63 set and holds the updated columns only, until the row it replaced expires. Where a
+row (`update_rows`) has a ticket with bit 63 set and holds the updated columns only, until the row it replaced expires. Where a
 writer replaces any row, rows have places (`slot_map`), which to the columns are the counts of a single lane.
 
 Locks, in the order they are taken: `_repacking` (recompression), `_writing` (held while a batch is encoded), `_lock`
@@ -339,14 +339,14 @@ class Store(TicketReads):
         """Return lane, count, whether it is there (False for 0) of each ticket, and the updated values among them."""
         stream = tickets
         found: list[tuple[int, bytes]] = []
-        is_patch = tickets >= np.uint64(UPDATE_BIT)
-        if is_patch.any():
+        is_updated = tickets >= np.uint64(UPDATE_BIT)
+        if is_updated.any():
             stream = tickets.copy()
-            for at in np.flatnonzero(is_patch).tolist():
-                patch = self._updates.held.get(int(tickets[at]))
-                stream[at] = 0 if patch is None else self._ticket_of(patch)
-                if patch is not None and column in patch.values:
-                    found.append((at, patch.values[column]))
+            for at in np.flatnonzero(is_updated).tolist():
+                update = self._updates.held.get(int(tickets[at]))
+                stream[at] = 0 if update is None else self._ticket_of(update)
+                if update is not None and column in update.values:
+                    found.append((at, update.values[column]))
         if self._slots is not None:
             place, ok = self._slots.find(stream)
             return np.zeros(len(place), np.int64), place, ok, found
@@ -430,7 +430,7 @@ class Store(TicketReads):
     # ---------------------------------------------------------------- changed rows
 
     @records_errors
-    def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
+    def update_rows(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
         """Store rows again with some columns replaced; the old tickets stay readable.
 
         Args:
@@ -447,12 +447,14 @@ class Store(TicketReads):
         with self._writing:
             self._check_open()
             picks, lane, count = self._changeable(tickets, keep)
-            new[picks] = self._patch(tickets[picks], lane, count, {c: v[picks] for c, v in fields.items()})
+            new[picks] = self._update_rows(tickets[picks], lane, count, {c: v[picks] for c, v in fields.items()})
         return new
 
     @records_errors
-    def try_patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> tuple[Array, Exception | None]:
-        """Do what `patch` does; also return the error of the disk or of memory, with `LOST` as tickets of unchanged rows.
+    def try_update_rows(
+        self, tickets: Array, keep: Array, fields: Mapping[int, Array]
+    ) -> tuple[Array, Exception | None]:
+        """Do what `update_rows` does; also return the error of the disk or of memory, with `LOST` as tickets of unchanged rows.
 
         A cut after the newest row of a lane that cannot be recorded is no error: the next write records it.
         """
@@ -461,7 +463,7 @@ class Store(TicketReads):
             self._check_open()
             picks, lane, count = self._changeable(tickets, keep)
             try:
-                new[picks] = self._patch(tickets[picks], lane, count, {c: v[picks] for c, v in fields.items()})
+                new[picks] = self._update_rows(tickets[picks], lane, count, {c: v[picks] for c, v in fields.items()})
             except (OSError, MemoryError) as error:
                 if fields or (count != self._count[lane] - 1).any():
                     new[picks] = LOST
@@ -476,7 +478,7 @@ class Store(TicketReads):
         picks = np.flatnonzero(there & keep)
         return picks, lane[picks], count[picks]
 
-    def _patch(self, tickets: Array, lane: Array, count: Array, fields: Mapping[int, Array]) -> Array:
+    def _update_rows(self, tickets: Array, lane: Array, count: Array, fields: Mapping[int, Array]) -> Array:
         """Update rows that are there; return their new tickets. `_writing` is held."""
         made = []
         for at, old in enumerate(tickets.tolist()):
@@ -615,7 +617,7 @@ class Store(TicketReads):
                 "payload_bytes": payload,
                 "raw_bytes": live * sum(c.nbytes for c in self.columns),
                 "dictionaries": dictionaries,
-                "patches": len(self._updates.held),
+                "row_updates": len(self._updates.held),
                 "nbytes": self._nbytes(),
             }
 

@@ -22,7 +22,7 @@ from fbuf._algorithms import random
 from fbuf._algorithms.random import fresh_key
 from fbuf._buffer import read, transforms
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, anchor_count, count_up, eligible_set, index_of, zero_masked
+from fbuf._buffer.state import BufferState, anchor_count, anchor_set, count_up, index_of, zero_masked
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import Operation, update_if
 from fbuf._core.sample import Index, Sample
@@ -81,12 +81,12 @@ class OfShard(NamedTuple):
 
     shards: int
     axis: str  # of the mesh
-    number: Array  # int32[S], drawable anchors of each buffer on all shards
+    number: Array  # int32[S], available anchors of each buffer on all shards
     share: Array  # float32[S], of this shard in the draws of each buffer
 
 
 def available(mixture: MixtureConfig, states: States) -> Array:
-    """Return the drawable anchors of each buffer, int32[S]."""
+    """Return the available anchors of each buffer, int32[S]."""
     out = []
     for name, buffer in mixture.members:
         count = jnp.sum(anchor_count(states[name]), dtype=jnp.int32)
@@ -264,13 +264,13 @@ def _draw_chosen(
     batch_size = chosen.shape[0]
     wanted = jnp.sum(chosen, dtype=jnp.int32)
     rank = jnp.maximum(jnp.cumsum(chosen, dtype=jnp.int32) - jnp.int32(1), jnp.int32(0))
-    eligible = eligible_set(buffer, state)
-    some = buffer.sampler.draw_some(state.sampler, key, batch_size, wanted, eligible, {}, state.token)
+    anchors = anchor_set(buffer, state)
+    some = buffer.sampler.draw_some(state.sampler, key, batch_size, wanted, anchors, {}, state.token)
     if some is not None:
         sampler, drawn = some
         at = rank
     else:
-        sampler, drawn = buffer.sampler.draw(state.sampler, key, batch_size, eligible, {}, state.token)
+        sampler, drawn = buffer.sampler.draw(state.sampler, key, batch_size, anchors, {}, state.token)
         pairs = zip(jax.tree.leaves(state.sampler), jax.tree.leaves(sampler), strict=True)
         if any(old is not new for old, new in pairs):
             raise TypeError(
@@ -280,7 +280,7 @@ def _draw_chosen(
         at = random.permutation(jax.random.fold_in(key, _ORDER), batch_size)[rank]
     mask = chosen & drawn.mask[at]
     drawn = masked_draw(drawn.slot[at], drawn.probability[at], mask, buffer.geometry)
-    window = read.window_of(buffer, state, key, drawn, eligible)
+    window = read.window_of(buffer, state, key, drawn, anchors)
     return _read(buffer, state, key, sampler, drawn, window)
 
 

@@ -45,7 +45,7 @@ class Mixture(MixtureConfig):
         probabilities within each buffer; the fractions are intended.
       beta: Exponent of the weights; `sample(..., beta=schedule(step))` overrides it for one call.
       normalize: Divide weights by the largest in the "batch", or not at all (None).
-      if_empty: Rows of a buffer without drawable anchors: "share", they are drawn from the others by their fractions (never
+      if_empty: Rows of a buffer without available anchors: "share", they are drawn from the others by their fractions (never
         with fraction 0), which `batch.index.source` shows; "mask", they are masked. With "all": masked.
 
     With share :math:`g_s` of a batch from buffer s (its rows over B; with "random" the probability of the source),

@@ -69,7 +69,7 @@ def _sample_on_shard(mixture: MixtureConfig, one: Sharded, static: Any, states: 
     shares = [jnp.float32(1)] * len(opened)
     if one.shards > 1:
         shares = [
-            whole(sharded, opened[name], state_ops.eligible_set(sharded.shard, opened[name])).share[me]
+            whole(sharded, opened[name], state_ops.anchor_set(sharded.shard, opened[name])).share[me]
             for name, sharded in mixture.members
         ]
     local = dataclasses.replace(mixture, buffers=tuple((name, sharded.shard) for name, sharded in mixture.members))
