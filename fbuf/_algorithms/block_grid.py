@@ -156,6 +156,29 @@ def from_blocks(blocks: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct) -> jax
     return _from_bits(bits.reshape(number, *leaf.shape), leaf)
 
 
+def from_words_of_blocks(words: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """Assemble rows `[*shape, ...]` from uint32[words of a block, blocks, ...]: `from_blocks` with the rows last.
+
+    TPUs pad the last axis of an array to 128, so that words of one line or block would take ten times their memory there.
+    """
+    rest, (high, wide), each = words.shape[2:], cut.tile, max(4 // cut.size, 1)
+    # Stacked: a TPU stores the words once for each part if all shifts are one operation.
+    parts = [words >> jnp.uint32(8 * cut.size * part) for part in range(each)]
+    bits = jnp.stack([part.astype(f"uint{8 * min(cut.size, 4)}") for part in parts])
+    planes, each = (each, 1) if cut.planes > 1 else (1, each)
+    bits = bits.reshape(planes, each, high, wide, cut.frames, cut.down, cut.across, *rest)
+    bits = bits.transpose(4, 5, 0, 2, 6, 3, 1, *range(7, bits.ndim))
+    bits = bits.reshape(cut.frames, cut.down * cut.rows, cut.across * wide * each, *rest)
+    if cut.size == 8:
+        pairs = bits.reshape(*bits.shape[:2], bits.shape[2] // 2, 2, *rest)
+        bits = lax.bitcast_convert_type(jnp.moveaxis(pairs, 3, -1), jnp.uint64)
+    bits = bits[:, : cut.height, : cut.line // cut.size]
+    if cut.last:
+        stack = leaf.shape[-1]
+        bits = jnp.moveaxis(bits.reshape(cut.frames // stack, stack, *leaf.shape[-3:-1], *rest), 1, 3)
+    return _from_bits(bits.reshape(*leaf.shape, *rest), leaf)
+
+
 def take(words: jax.Array, cut: Grid, item: jax.Array) -> jax.Array:
     """Gather blocks uint32[A, words of a block] of items int32[A] = row * blocks + block from `to_words`."""
     row, block = item // jnp.int32(cut.blocks), item % jnp.int32(cut.blocks)

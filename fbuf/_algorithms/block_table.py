@@ -401,7 +401,18 @@ def _free_slots(table: Table, prints: Array, bucket: Array, missing: Array) -> A
 
 def _rows(array: Array, bucket: Array) -> Array:
     """Return the slots [A, 2, 32] of buckets int32[A, 2]."""
+    found: Array = control_flow.platform_dependent(array, bucket, cpu=_lines, gpu=_lines, default=_elements)
+    return found
+
+
+def _lines(array: Array, bucket: Array) -> Array:
     return array.reshape(-1, WAYS).at[bucket].get(mode="promise_in_bounds")
+
+
+def _elements(array: Array, bucket: Array) -> Array:
+    """Read slot by slot: a TPU copies the array for lines of 32, which it pads to 128."""
+    slot = bucket[..., None] * jnp.int32(WAYS) + jnp.arange(WAYS, dtype=jnp.int32)[None, None]
+    return array.at[slot].get(mode="promise_in_bounds")
 
 
 CHUNK_ITEMS = 2**15

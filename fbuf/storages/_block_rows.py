@@ -8,7 +8,8 @@ then references are counted and ids stored. A row with a block that finds no ent
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -195,45 +196,71 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[Array], Ar
     arrays = named_leaves(rows.tree)
     cuts = {cut.name: cut for cut in rows.cuts}
     slots = jnp.int32(capacity(rows))
-    ids: dict[tuple[str, int], Array] = {}
+    pools = [read.slot if read.pool is None else read.pool for read in reads]
+    ids: dict[int, Array] = {}  # by the number of the first read of the same slots
+    frames: list[tuple[int, Read, Cut]] = []
     ok: Array | None = None
-    for read in reads:
+    for number, (read, slot) in enumerate(zip(reads, pools, strict=True)):
         if read.name not in cuts:
             continue
-        slot = read.slot if read.pool is None else read.pool
-        key = (read.name, id(slot))
-        if key not in ids:
-            ids[key] = read_rows(arrays[read.name], slot).astype(jnp.int32)
-        there = (ids[key][..., 0] != jnp.int32(0)) | (slot < jnp.int32(0)) | (slot >= slots)
+        first = next(i for i in range(number + 1) if reads[i].name == read.name and pools[i] is slot)
+        if first == number:
+            ids[first] = read_rows(arrays[read.name], slot).astype(jnp.int32)
+        frames.append((first, read, cuts[read.name]))
+        there = (ids[first][..., 0] != jnp.int32(0)) | (slot < jnp.int32(0)) | (slot >= slots)
         there = _window(read, there)
         there = jnp.all(there, axis=tuple(range(1, there.ndim))) if there.ndim else there
         ok = there if ok is None else ok & there
     if ids:
         # Pinned: XLA would look the ids up again for every word it copies.
         _, ids = order_after_reads(jnp.max(reads[0].slot, initial=0), ids)
-    tables = {cut.name: rows.tables[cut.table].words for cut in rows.cuts}
-    blocks = {key: tables[key[0]].at[at].get(mode="promise_in_bounds") for key, at in ids.items()}
-    out = []
-    for read in reads:
-        if read.name not in cuts:
-            out.append(read_rows(arrays[read.name], read.slot))
-            continue
-        cut = cuts[read.name]
-        mine = _window(read, blocks[read.name, id(read.slot if read.pool is None else read.pool)])
-        flat = mine.reshape(-1, cut.grid.blocks, cut.grid.block_words)
-        out.append(block_grid.from_blocks(flat, cut.grid, cut.spec).reshape(*read.slot.shape, *cut.shape))
-    return out, ok
+    words = {number: rows.tables[cuts[reads[number].name].table].words for number in ids}
+    by_row, rows_last = partial(_assemble_by_row, frames), partial(_assemble_rows_last, frames)
+    made: Iterator[Array] = iter(())
+    if frames:
+        made = iter(control_flow.platform_dependent(ids, words, cpu=by_row, gpu=by_row, default=rows_last))
+    return [next(made) if read.name in cuts else read_rows(arrays[read.name], read.slot) for read in reads], ok
 
 
-def _window(read: Read, pooled: Array) -> Array:
-    """Select a read's part of its pool: a choice among few shifts, which fuses with what follows."""
+def _assemble_by_row(
+    frames: Sequence[tuple[int, Read, Cut]], ids: dict[int, Array], words: dict[int, Array]
+) -> list[Array]:
+    """Return the frames of reads, each with the number of its `ids` [..., blocks]."""
+    blocks = {number: words[number].at[at].get(mode="promise_in_bounds") for number, at in ids.items()}
+    made = []
+    for number, read, cut in frames:
+        mine = _window(read, blocks[number]).reshape(-1, cut.grid.blocks, cut.grid.block_words)
+        made.append(block_grid.from_blocks(mine, cut.grid, cut.spec).reshape(*read.slot.shape, *cut.shape))
+    return made
+
+
+def _assemble_rows_last(
+    frames: Sequence[tuple[int, Read, Cut]], ids: dict[int, Array], words: dict[int, Array]
+) -> list[Array]:
+    """Return the same, with the axes of rows last and in reverse: a TPU pads the last axis of an array to 128."""
+    blocks = {
+        number: jnp.moveaxis(words[number].at[at.T].get(mode="promise_in_bounds"), -1, 0) for number, at in ids.items()
+    }
+    made = []
+    for number, read, cut in frames:
+        mine = _window(read, blocks[number], rows_last=True)
+        rows, frame = read.slot.ndim, len(cut.shape)
+        order = (*range(frame + rows - 1, frame - 1, -1), *range(frame))
+        made.append(block_grid.from_words_of_blocks(mine, cut.grid, cut.spec).transpose(order))
+    return made
+
+
+def _window(read: Read, pooled: Array, rows_last: bool = False) -> Array:
+    """Select a read's part of its pool [B, U, ...]: a choice among few shifts, which fuses with what follows."""
     if read.pool is None or read.start is None:
         return pooled
-    length = read.slot.shape[1]
-    chosen = pooled[:, :length]
-    for shift in range(1, pooled.shape[1] - length + 1):
-        here = (read.start == jnp.int32(shift)).reshape((-1,) + (1,) * (pooled.ndim - 1))
-        chosen = jnp.where(here, pooled[:, shift : shift + length], chosen)
+    axis = pooled.ndim - 2 if rows_last else 1
+    ones, length = (1,) * (pooled.ndim - 1), read.slot.shape[1]
+    batch = (*ones, -1) if rows_last else (-1, *ones)
+    chosen = lax.slice_in_dim(pooled, 0, length, axis=axis)
+    for shift in range(1, pooled.shape[axis] - length + 1):
+        here = (read.start == jnp.int32(shift)).reshape(batch)
+        chosen = jnp.where(here, lax.slice_in_dim(pooled, shift, shift + length, axis=axis), chosen)
     return chosen
 
 

@@ -55,6 +55,7 @@ def use_all(values, other, grid, leaf):
     return {
         "blocks": taken,
         "back": block_grid.from_blocks(taken, grid, leaf),
+        "rows_last": jnp.moveaxis(block_grid.from_words_of_blocks(taken.T, grid, leaf), -1, 0),
         "differ": block_grid.differ(a, b, grid),
         "differ_from_blocks": block_grid.differ_from_blocks(a, theirs, grid),
     }
@@ -97,7 +98,8 @@ def check(shape, dtype, block, rows=3, seed=0, values=None):
         in_planes(block, grid.rows, grid.size, grid.last) for row in ours for block in row
     )
     assert got["back"].dtype == leaf.dtype and got["back"].shape == (rows, *shape)
-    assert raw(got["back"]) == raw(values)
+    assert raw(got["back"]) == raw(got["rows_last"]) == raw(values)
+    assert got["rows_last"].dtype == leaf.dtype and got["rows_last"].shape == (rows, *shape)
     np.testing.assert_array_equal(got["differ"], differs)
     np.testing.assert_array_equal(got["differ_from_blocks"], differs)
 
