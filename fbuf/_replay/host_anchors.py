@@ -8,6 +8,7 @@ opens and closes within a block (`row_block.longest`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -60,7 +61,7 @@ class HostAnchors:
         self._head = _read(state.sampler.head).tolist() if isinstance(state.sampler, AnchorQueue) else [0] * self._lanes
         self._closed = [
             -self._length - 1
-        ] * self._lanes  # the newest row that closed, counted from the first of the block
+        ] * self._lanes  # the newest that closed, counted from the first row of the block
         self.changes = list[int]()  # slots that opened, and -1 less those that closed, in this order
         self._cursor, self._size = rings.cursor.tolist(), rings.size.tolist()
         self._newest: list[int] = tail[-1].tolist()
@@ -78,39 +79,44 @@ class HostAnchors:
         number = [left + more for left, more in zip(self._left, self._more, strict=True)]
         self.total = sum(number)
         if self._lanes > 1:
-            self._ends = np.cumsum(number)
-            self._by_lane = np.array([self._ends - number, self._head, self._left])
+            ends = list(accumulate(number))
+            first = [end - count for end, count in zip(ends, number, strict=True)]
+            shift = [head - rank for head, rank in zip(self._head, first, strict=True)]
+            queued = [rank + left for rank, left in zip(first, self._left, strict=True)]
+            self._by_lane = np.array((ends, shift, queued))
 
     def _add(self, held: Item, block: RowBlock) -> None:
         """Open and close the anchors of the rows that are new in `block`."""
         first, last, lanes, length = self._seen, block.count, self._lanes, self._length
-        ends = [(block.columns[leaf][first:last].reshape(-1).tolist(), bits) for leaf, bits in self._bits]
-        fresh = self.flags.reshape(-1, lanes)
-        resets, view, opened, newest, more = self._resets, self._view, self._opened, self._newest, self._more
-        checks = view.checks
-        for number in range((last - first) * lanes):
-            step, lane = divmod(number, lanes)
-            step += first
-            flags, before = 0, newest[lane]
-            for column, bits in ends:
-                if column[number]:
-                    flags |= bits
-            if resets:
-                if before & (END | CUT) == END:
-                    flags |= RESET
-                if before & CUT or before & RESET and not flags & RESET:
+        columns = [(block.columns[leaf][first:last].reshape(-1).tolist(), bits) for leaf, bits in self._bits]
+        fresh, number = self.flags.reshape(-1, lanes), 0
+        resets, view, memory, checks = self._resets, self._view, self._memory, self._view.checks
+        for step in range(first, last):
+            every, after = self._newest, list[int]()
+            for before in every:
+                flags = 0
+                for column, bits in columns:
+                    if column[number]:
+                        flags |= bits
+                if resets:
+                    if before & (END | CUT) == END:
+                        flags |= RESET
+                    if before & CUT or before & RESET and not flags & RESET:
+                        flags |= START
+                elif before & END:
                     flags |= START
-            elif before & END:
-                flags |= START
-            newest[lane] = fresh[step, lane] = flags
-            if self._size[lane] + step >= length:
-                self._close(lane, step, held)
-            for back in view.opened(self._memory[lane], flags, before):
-                if not checks or self._learns(lane, step, back, held):
-                    slot = (self._cursor[lane] + step - back) % length * lanes + lane
-                    opened[lane, more[lane]] = slot
-                    more[lane] += 1
-                    self.changes.append(slot)
+                after.append(flags)
+                number += 1
+            fresh[step], self._newest = after, after
+            for lane in range(lanes):
+                if self._size[lane] + step >= length:
+                    self._close(lane, step, held)
+                for back in view.opened(memory[lane], after[lane], every[lane]):
+                    if not checks or self._learns(lane, step, back, held):
+                        slot = (self._cursor[lane] + step - back) % length * lanes + lane
+                        self._opened[lane, self._more[lane]] = slot
+                        self._more[lane] += 1
+                        self.changes.append(slot)
         self._seen = last
         self._count()
 
@@ -126,12 +132,12 @@ class HostAnchors:
         oldest, lacking = step + 1 - self._length, 0  # rows from the oldest that stays
         while lacking < self._view.back and not self._flags(lane, oldest + lacking, held) & START:
             lacking += 1
-        first = max(oldest - 1, self._closed[lane] + 1)
-        for row in range(first, min(oldest + lacking, 0)):
-            if self._flags(lane, row, held) & ANCHOR:
+        for row in range(max(oldest - 1, self._closed[lane] + 1), min(oldest + lacking, 0)):
+            slot = (self._cursor[lane] + row) % self._length * self._lanes + lane
+            if held(slot) & OPEN:
                 self._head[lane] += 1
                 self._left[lane] -= 1
-                self.changes.append(-1 - (self._cursor[lane] + row) % self._length * self._lanes - lane)
+                self.changes.append(-1 - slot)
         self._closed[lane] = max(oldest + lacking - 1, self._closed[lane])
 
     def _learns(self, lane: int, step: int, back: int, held: Item) -> bool:
@@ -143,23 +149,23 @@ class HostAnchors:
 
     def slots(self, queue: np.ndarray[Any, Any], rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
         """Return the slots of anchors int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""
-        lane: Any = 0
-        lanes, head, left = self._lanes, self._head[0], self._left[0]
-        if lanes > 1:
-            lane = np.searchsorted(self._ends, rank, side="right")
-            begins, head, left = self._by_lane[:, lane]
-            rank = rank - begins
-        place = rank + head
-        if lanes > 1 or head + self.total > self._length:
-            place %= self._length
-        at = place * lanes + lane if lanes > 1 else place
-        slot = queue.take(at).astype(np.int64)
+        lanes, length = self._lanes, self._length
+        if lanes == 1:
+            lane, shift, queued = None, self._head[0], self._left[0]
+        else:
+            ends, *parts = self._by_lane
+            lane = ends.searchsorted(rank, side="right")
+            shift, queued = (part.take(lane) for part in parts)
+        place = rank + shift
+        if lane is not None or shift + self.total > length:
+            place %= length
+        slot = queue.take(place if lane is None else place * lanes + lane).astype(np.int64)
         if any(self._more):
-            beyond = rank - left
+            beyond = rank - queued
             (new,) = (beyond >= 0).nonzero()
             if new.size:
-                slot[new] = self._opened[lane[new] if lanes > 1 else 0, beyond[new]]
-        return slot, lane
+                slot[new] = self._opened[0 if lane is None else lane[new], beyond[new]]
+        return slot, 0 if lane is None else lane
 
 
 def _read(array: jax.Array) -> np.ndarray[Any, Any]:

@@ -77,6 +77,7 @@ class HostDraws:
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
         self._rings = HostRings(buffer.geometry)
+        self._shape = self._geometry.lanes, self._geometry.length, buffer.lanes is not None
         self._size = 0  # of the last draw
         self._key: Any = None  # after it
         self._next: Any = iter(())  # keys and random bits of the next draws
@@ -91,12 +92,11 @@ class HostDraws:
 
         None if there are no anchors, or if NumPy rounds this batch otherwise than XLA.
         """
-        header, count = engine.state.header, 0 if block is None else block.count
-        rings = self._rings.read(header, count)
-        if self._anchors is None:
-            total = rings.total
-        else:
-            total = self._anchors.follow(engine.state, engine.arrays, self._rings.read(header), block)
+        state, arrays, anchors = engine.state, engine.arrays, self._anchors
+        held = rings = self._rings.read(state.header)
+        if block is not None and block.count:
+            rings = self._rings.read(state.header, block.count)
+        total = rings.total if anchors is None else anchors.follow(state, arrays, held, block)
         if not total:
             return None
         after, bits = self._bits(key, size)
@@ -105,19 +105,18 @@ class HostDraws:
         if drawn is None:
             return None
         slot, lane = drawn.slot, drawn.lane
-        leaves, flags, _ = engine.arrays.read(engine.state)
-        fresh = None if self._anchors is None else self._anchors.flags
-        rows = HeldRows(self._buffer, leaves, flags, self._rings.read(header).cursor, block, fresh)
-        view = self._view
-        rows.around(slot, lane, view.back, view.ahead)
+        leaves, flags, _ = arrays.read(state)
+        fresh, view = None if anchors is None else anchors.flags, self._view
+        rows = HeldRows(*self._shape, leaves, flags, held.cursor, block, fresh)
+        position = slot if rows.lanes == 1 else slot // rows.lanes
+        rows.around(position, lane, view.back, view.ahead)
         leaves = view.read(rows, slot)
         if leaves is None:
             return None
-        if self._geometry.lanes == 1:
-            generation = np.where(slot < rings.cursor[0], rings.written, rings.before)
+        if rows.lanes == 1:
+            ticket = rings.tickets.take(position < rings.cursor[0])
         else:
-            is_new = slot // self._geometry.lanes < rings.cursor[lane]
-            generation = np.where(is_new, rings.written[lane], rings.before[lane])
+            ticket = rings.tickets.take(2 * lane + (position < rings.cursor.take(lane)))
         index = slot.astype(np.int32)
         self._note(engine, block, index, generation)
         leaves += [index, generation, drawn.chance, drawn.weight, np.ones(size, bool)]
@@ -165,6 +164,8 @@ class HostDraws:
         drawn = next(self._next, None)
         if drawn is None:
             keys, bits = random_draws(size, self._impl, self.bits)(jax.device_put(key))
-            self._next = iter(zip(np.asarray(keys), np.asarray(bits).astype(self.word, copy=False), strict=True))
+            bits = np.asarray(bits)
+            bits = bits.astype(self.word) if self.word is np.uint64 else bits.view(self.word)
+            self._next = iter(zip(np.asarray(keys), bits, strict=True))
             drawn = next(self._next)
         return drawn

@@ -98,7 +98,8 @@ class HeldRows:
     """Rows of a state and those collected since, by slot.
 
     Args:
-      buffer: Of the replay.
+      lanes, length: Of the buffer's geometry.
+      by_lane: Whether collected rows have a dimension of lanes.
       leaves, flags: Of the state, from `HeldArrays`.
       cursor: int64[E], of the state.
       block: The collected rows, or None.
@@ -107,37 +108,39 @@ class HeldRows:
 
     def __init__(
         self,
-        buffer: Buffer,
+        lanes: int,
+        length: int,
+        by_lane: bool,
         leaves: Any,
         flags: Any,
         cursor: Any = None,
         block: RowBlock | None = None,
         fresh: Any = None,
     ):
+        self.lanes, self._length, self._by_lane = lanes, length, by_lane
         self._leaves, self._flags, self._fresh = leaves, flags, fresh
-        self._by_lane, (self.lanes, self._length, _) = buffer.lanes is not None, buffer.geometry
         self._cursor, self._block, self._count = cursor, block, 0 if block is None else block.count
         self._near: np.ndarray[Any, Any] | None = None  # entries of a batch some of whose rows may be in the block
         self._lane: Any = 0
 
-    def around(self, slot: np.ndarray[Any, Any], lane: Any, back: int, ahead: int) -> None:
-        """Prepare to read rows up to `back` before and `ahead` after the slots int64[B] of lanes."""
+    def around(self, position: np.ndarray[Any, Any], lane: Any, back: int, ahead: int) -> None:
+        """Prepare to read rows up to `back` before and `ahead` after the positions int64[B] of lanes."""
         if not self._count:
             return
-        if self.lanes > 1:
-            step = slot // self.lanes - (self._cursor[lane] - ahead)
-        else:
-            step = slot - (int(self._cursor[0]) - ahead)
+        step = position - ((self._cursor[0] if self.lanes == 1 else self._cursor.take(lane)) - ahead)
         step %= self._length
-        (self._near,) = (step < self._count + back + ahead).nonzero()
+        (near,) = (step < self._count + back + ahead).nonzero()
+        if not near.size:
+            return
+        self._near = near
         if self.lanes > 1:
-            self._lane = lane[self._near]
+            self._lane = lane[near]
         elif self._by_lane:
-            self._lane = np.zeros_like(self._near)
+            self._lane = np.zeros_like(near)
 
     def at(self, slot: np.ndarray[Any, Any], by_step: bool = False) -> At:
         """Return the places of slots int64[B], [B, T], or if `by_step` [T, B], in range modulo C."""
-        if self._near is None or not self._near.size:
+        if self._near is None:
             return At(slot)
         near = slot[:, self._near] if by_step else slot[self._near]
         if self.lanes > 1:

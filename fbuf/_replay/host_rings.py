@@ -18,8 +18,7 @@ class Rings(NamedTuple):
     size: np.ndarray[Any, Any]
     lap: np.ndarray[Any, Any]
     total: int  # rows held
-    written: Any  # uint32[E], or uint32 of one lane: the generation of rows of this lap
-    before: Any  # of rows of the lap before
+    tickets: np.ndarray[Any, Any]  # uint32[2 E], of each lane the generations of rows of the lap before and of this one
 
 
 class HostRings:
@@ -46,7 +45,7 @@ class HostRings:
                 before = (laps - 1) % (1 << 32) or (1 << 32) - 1
                 held = min(held + more, length)
                 one = np.array([at % length]), np.array([held]), np.array([laps])
-                self._last = more, Rings(*one, held, np.uint32(laps), np.uint32(before))
+                self._last = more, Rings(*one, held, np.array((before, laps), np.uint32))
             else:
                 lap = lap + (cursor + more >= length)
                 lap = (lap & 0xFFFFFFFF) + (lap >> 32)
@@ -67,9 +66,8 @@ class HostRings:
 
 
 def _rings(cursor: np.ndarray[Any, Any], size: np.ndarray[Any, Any], lap: np.ndarray[Any, Any]) -> Rings:
-    written, before = lap.astype(np.uint32), generation_of(0, 0, lap).astype(np.uint32)
-    one = len(cursor) == 1
-    return Rings(cursor, size, lap, int(size.sum()), *((written[0], before[0]) if one else (written, before)))
+    tickets = np.stack([generation(0, 0, lap), lap], axis=1).astype(np.uint32)
+    return Rings(cursor, size, lap, int(size.sum()), tickets.reshape(-1))
 
 
 def generation_of(position: Any, cursor: Any, lap: Any) -> Any:

@@ -109,8 +109,11 @@ class HostTransition:
         if flags & END and not self._resets:
             decided = memory[:]
             memory.clear()
-            return self._anchors(decided, len(decided) - 1)
-        return self._anchors([memory.pop(0)], self._steps) if len(memory) > self._steps else ()
+            return self._drawable(decided, len(decided) - 1)
+        if len(memory) <= self._steps:
+            return ()
+        oldest = memory.pop(0)
+        return () if oldest & END and not self._keeps_end(oldest) else (self._steps,)
 
     def _anchors(self, decided: list[int], first: int) -> tuple[int, ...]:
         """Return which of successive rows can be drawn, `first` rows back and fewer."""
