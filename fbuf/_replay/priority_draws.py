@@ -23,7 +23,6 @@ from fbuf._core.sample import Index
 from fbuf._interfaces.sampler import AnchorChange
 from fbuf._replay.host_draws import Drawn, HostDraws
 from fbuf._replay.host_rings import Rings
-from fbuf._replay.interrupts import DeferInterrupts
 from fbuf._replay.programs import extend_packed, sequential_options
 from fbuf._replay.row_block import RowBlock, unpack
 from fbuf.samplers import Prioritized, Uniform
@@ -102,32 +101,22 @@ def extend_keeping(buffer: Buffer, state: BufferState, packed: jax.Array, slot: 
 class PriorityDraws(HostDraws):
     """Prioritized draws, and at most one update of priorities that waits for the next: of rows held, that refuses nothing."""
 
-    word: Any = np.uint32
+    word: Any = np.int32
 
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         super().__init__(buffer, impl, view, names)
         assert isinstance(buffer.sampler, Prioritized)
         self.bits = functools.partial(_words, stratified=buffer.sampler.stratified)
         self._most = 8 + 4 * buffer.geometry.lanes  # anchors that one draw opens and closes
-        self._programs: dict[tuple[int, int, int], Any] = {}
+        self._programs: dict[tuple[int, int, int], tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
         self._waits: tuple[Any, bool] = None, False  # priorities of undecided rows, and whether one was given
         self.drop()
 
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
-        self.update: np.ndarray[Any, Any] | None = None  # int32[3, B], slots, the bits of errors and of generations
-        self._noted: tuple[Any, ...] = (
-            None,
-            0,
-            0,
-            b"",
-        )  # of the last batch: what was held, bytes of slots and generations
-        self._begin(None, 0)
-
-    def _begin(self, header: Any, cleared: int) -> None:
-        self._of = header, cleared  # state and block that the rest is of
-        self._applied = 0  # changes of collected rows that are in the tree
-        self._opened = list[Any]()  # these changes
+        self.update: np.ndarray[Any, Any] | None = None  # int32[3, B], slots, the bits of errors and of tickets
+        self._noted: tuple[Any, ...] = None, 0, 0, b""  # of the last batch: what was held, bytes of slots and tickets
+        self._opened = list[int]()  # changes of collected rows that are in the tree
         self._new: Any = ()  # those that the next draw makes
         self._is_newer = False  # priorities were set after them
 
@@ -149,51 +138,51 @@ class PriorityDraws(HostDraws):
     def _drawn(
         self, engine: Any, block: RowBlock | None, rings: Rings, total: int, bits: Any, size: int, numbers: Any
     ) -> Drawn | None:
-        changes: Any = self._new
-        count = 0 if self.update is None else self.update.shape[1]
-        words: list[Any] = [_ZERO, *([] if self.update is None else self.update[:2])]
-        changed = self._most if len(changes) or count else 0
-        if changed:
-            padded = np.full(changed, self._geometry.capacity, np.int32)
-            padded[: len(changes)] = changes
-            words.append(padded)
-        words += [np.array([total], np.float32).view(np.int32), bits.view(np.int32)]
-        draw = self._programs.get((size, changed, count))
-        if draw is None:  # of `program`, which hashes the buffer
-            draw = self._programs[size, changed, count] = program(self._buffer, size, changed, count)
-        packed = self._call(engine, draw, np.concatenate(words), numbers)
-        if len(changes):
-            self._applied += len(changes)
-            self._opened.append(changes)
-        drawn = np.array(memoryview(packed))
-        slot, (chance, weight) = drawn[0].astype(np.int64), drawn[1:].view(np.float32)
-        if np.isnan(chance[0]):  # every leaf is 0
+        new, update = self._new, self.update
+        count = 0 if update is None else update.shape[1]
+        changed = self._most if len(new) or count else 0
+        kind = size, changed, count
+        known = self._programs.get(kind)
+        if known is None:
+            words = np.zeros(2 + 2 * count + changed + bits.size, np.int32)
+            known = self._programs[kind] = program(self._buffer, *kind), words, words.view(_FLOAT)
+        draw, words, floats = known
+        at = 1 + 2 * count
+        if update is not None:
+            words[1:at] = update[:2].reshape(-1)
+        words[at : at + len(new)] = new
+        words[at + len(new) : at + changed] = self._geometry.capacity
+        floats[at + changed] = total
+        words[at + changed + 1 :] = bits
+        # The program may read `words` itself, until its result is read.
+        drawn = np.array(memoryview(self._call(engine, draw, words, numbers)))
+        self._opened.extend(new)
+        slot, (chance, weight) = drawn[0].astype(np.int64), drawn[1:].view(_FLOAT)
+        if chance[0] != chance[0]:  # NaN: every leaf is 0
             return None
         return Drawn(slot, slot % self._geometry.lanes if self._geometry.lanes > 1 else 0, chance, weight)
 
     def _call(self, engine: Any, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
         """Call a program on the sampler's state, which it may donate; return what it drew."""
-        with DeferInterrupts():
-            sampler, packed = draw(engine.state.sampler, words, numbers)
-            if sampler is not None:
-                engine.state = with_fields(engine.state, {"sampler": sampler})
-                self._is_newer = self._is_newer or (self.update is not None and self._applied > 0)
-                self.update = None
+        sampler, packed = draw(engine.state.sampler, words, numbers)
+        if sampler is not None:
+            engine.state = with_fields(engine.state, {"sampler": sampler})
+            self._is_newer = self._is_newer or (self.update is not None and bool(self._opened))
+            self.update = None
         return packed
 
     def _changes(self, engine: Any, block: RowBlock) -> Any:
         """Return the slots that the collected rows open, and -1 less those that they close, without those in the tree."""
-        header = engine.state.header
-        if header is not self._of[0] or block.cleared != self._of[1]:
-            self._begin(header, block.cleared)
+        header, known = engine.state.header, len(self._opened)
         if self._anchors is not None:
             self._anchors.follow(engine.state, engine.arrays, self._rings.read(header), block)
-            return self._anchors.changes[self._applied :]
+            return self._anchors.changes[known:]
         lanes, length, _ = self._geometry
-        steps = np.arange(self._applied // lanes, block.count)
+        steps = np.arange(known // lanes, block.count)
         if not steps.size:
             return ()
-        return ((self._rings.read(header).cursor + steps[:, None]) % length * lanes + np.arange(lanes)).reshape(-1)
+        slots = (self._rings.read(header).cursor + steps[:, None]) % length * lanes + np.arange(lanes)
+        return slots.reshape(-1).tolist()
 
     def _note(
         self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any]
@@ -231,7 +220,7 @@ class PriorityDraws(HostDraws):
 
     def settle(self, engine: Any) -> None:
         """Set the priorities that wait: with collected rows in the tree, which the state lacks, in the tree alone."""
-        if self.update is not None and self._applied:
+        if self.update is not None and self._opened:
             words = np.concatenate([_ZERO, *self.update[:2]])
             self._call(engine, program(self._buffer, 0, 0, self.update.shape[1]), words, {})
         elif self.update is not None:
@@ -259,14 +248,14 @@ class PriorityDraws(HostDraws):
     def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
         """Write the collected rows. Priorities that were set since some of them are in the tree stay."""
         packed = block.packed()
-        header, cleared = self._of
-        if not self._is_newer or state.header is not header or block.cleared != cleared:
-            return extend_packed(buffer, state, packed)[0]
-        slots = self._nowhere(state, block)
-        opened = np.concatenate(self._opened)
-        opened = opened[opened >= 0]
-        slots[: opened.size] = opened
-        return extend_keeping(buffer, state, packed, slots)
+        if self._is_newer:
+            slots, opened = self._nowhere(state, block), [slot for slot in self._opened if slot >= 0]
+            slots[: len(opened)] = opened
+            state = extend_keeping(buffer, state, packed, slots)
+        else:
+            state = extend_packed(buffer, state, packed)[0]
+        self._opened, self._is_newer = [], False
+        return state
 
     def _nowhere(self, state: BufferState, block: RowBlock) -> np.ndarray[Any, Any]:
         """Return C for each row that a block opens at most: its own, and those before it that waited for later ones."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._replay import host_anchors, priority_draws, programs
+from fbuf._replay import host_anchors, host_draws, priority_draws, programs
 from fbuf._replay.engine import Engine
 from tests.support.refusals import raises
 from tests.support.trees import same
@@ -154,8 +154,8 @@ def interrupted(call, code, text: str) -> None:
 INSIDE = [
     (host_anchors.HostAnchors._begin, "tail = _read"),
     (host_anchors.HostAnchors._add, "self._seen = last"),
-    (priority_draws.PriorityDraws._drawn, "self._opened.append"),
-    (priority_draws.PriorityDraws._begin, "self._applied = 0"),
+    (priority_draws.PriorityDraws._drawn, "self._opened.extend"),
+    (host_draws.HostDraws.draw, "self._key = after"),
 ]
 
 
