@@ -14,14 +14,13 @@ Numbers = np.ndarray[Any, Any]
 
 
 class _Ends(NamedTuple):
-    """Entries of a batch whose episodes end within n steps, and what differs there."""
+    """What the end of an episode within n steps decides, by 4 times its row, + 1 if terminated, + 2 if it has a final
+    observation; the last entry is of no end."""
 
-    entry: Numbers
-    at: Numbers  # rows to the last of the episode
-    terminated: Numbers  # bool, no bootstrapping
-    final: Numbers  # bool, the final observation is known
-    rewards: Numbers  # that count
     reach: Numbers  # rows to the newest frame of `next_obs`
+    rewards: Numbers  # that count
+    discount: Numbers
+    final: Numbers  # bool, `next_obs` is the final observation
 
 
 class _Frames:
@@ -66,7 +65,7 @@ class HostTransition:
         self._reward, self._resets = self._number[view.reward], view.autoreset == "next_step"
         self._steps, self._cut_ends = view.n_step, view.rule.cut_ends
         self.back, self.ahead, self.checks = view.back, view.n_step, False
-        self._span = np.arange(-self.back, self._steps)
+        self._span = np.arange(-self.back, self._steps)[:, None]
         self._frames = np.arange(-self.back, 1)
         self._zero, self._stacked = view.pad == "zero", frozenset(stacked)
         dtype = np.dtype(spec[view.reward].dtype)
@@ -76,6 +75,10 @@ class HostTransition:
         known = (flags & (END | CUT) == END) & self._cut_ends & self._resets
         self._moves = ((flags & END == 0) | known).astype(np.int64)
         self._discounts = np.where(flags & TERMINATED != 0, self._float.type(0), self._powers[1])
+        terminated, final = flags & TERMINATED != 0, self._cut_ends & (flags & CUT == 0)
+        self._ends = np.where(flags & END == 0, 4 * self._steps, terminated + 2 * final)  # of one row, for `_Ends`
+        self._at = 4 * np.arange(self._steps)[:, None]
+        self._by_end = self._every_end(self._resets or view.final_observation is not None)
         self._final = {}
         if view.final_observation is not None:
             self._final = {view.observation + n.removeprefix(view.final_observation): self._number[n] for n in kinds[1]}
@@ -94,6 +97,13 @@ class HostTransition:
         self.example = view.batch(spec, structure, kinds, leaf)  # of leaves that tell what they are
         known = {id(array): what for array, what in made}
         self._leaves = [known[id(array)] for array in jax.tree.leaves(self.example)]
+
+    def _every_end(self, reaches_final: bool) -> _Ends:
+        at, kind = np.divmod(np.arange(4 * self._steps + 1), 4)
+        terminated, final = kind & 1 != 0, kind & 2 != 0
+        rewards = at + (terminated | final)
+        discount = np.where(terminated, self._float.type(0), self._powers[rewards])
+        return _Ends(at + final if reaches_final else at, rewards, discount, final)
 
     def memory(self, flags: list[int], undecided: int, step: int) -> list[int]:
         """Return the flags of a lane's undecided rows, the last of uint8[W], for `opened`."""
@@ -148,19 +158,18 @@ class HostTransition:
         return leaves
 
     def _read_steps(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
-        around = slot + self._span[:, None] * rows.lanes
+        lanes, ends = rows.lanes, self._by_end
+        around = slot + self._span * lanes
         here, path = rows.at(slot), rows.at(around, by_step=True)
         near = rows.flags(path)
-        ends = self._ends(near[self.back :])
-        reward = self._sum(
-            rows.take(self._reward, rows.at(around[self.back :], by_step=True) if self.back else path), ends
-        )
+        end = (self._ends.take(near[self.back :]) + self._at).min(axis=0)
+        steps = rows.at(around[self.back :], by_step=True) if self.back else path
+        reward = self._sum(rows.take(self._reward, steps), ends.rewards.take(end, mode="clip"))
         if reward is None:
             return None
-        reach = np.full(len(slot), self._steps)
-        if ends is not None:  # a final observation is one frame more
-            reach[ends.entry] = np.where(ends.final, ends.at + 1, ends.reach) if self._final else ends.reach
-        following = rows.at(slot + reach * rows.lanes)
+        reach = ends.reach.take(end, mode="clip")
+        beyond = slot + reach * lanes
+        following = rows.at(beyond)
         frames = _Frames(rows, slot, self._frames, self._began(near), self._zero) if self._stacked else None
         leaves = []
         for kind, name in self._leaves:
@@ -170,32 +179,16 @@ class HostTransition:
             elif kind == "next_obs":
                 number = self._number[name]
                 leaf = rows.take(number, following) if stack is None else stack.take(number, reach)
-                if ends is not None and self._final:
-                    at = ends.entry[ends.final]
-                    last = rows.at(slot + (reach - 1) * rows.lanes)
-                    leaf[at if stack is None else (at, -1)] = rows.take(self._final[name], last)[at]
+                if self._final and (at := ends.final.take(end, mode="clip").nonzero()[0]).size:
+                    leaf[at if stack is None else (at, -1)] = rows.take(self._final[name], rows.at(beyond - lanes))[at]
             elif kind == "reward":
                 leaf = reward
             elif kind == "discount":
-                leaf = np.full(len(slot), self._powers[self._steps])
-                if ends is not None:
-                    leaf[ends.entry] = np.where(ends.terminated, self._float.type(0), self._powers[ends.rewards])
+                leaf = ends.discount.take(end, mode="clip")
             else:
                 leaf = rows.take(self._number[name], here)
             leaves.append(leaf)
         return leaves
-
-    def _ends(self, flags: Numbers) -> _Ends | None:
-        """Return where episodes end, from the flags uint8[n, B] of each anchor and the rows after it; None if none does."""
-        (entry,) = (np.bitwise_or.reduce(flags) & END).nonzero()
-        if not entry.size:
-            return None
-        flags = flags[:, entry]
-        at = (flags & END).argmax(axis=0)
-        last = flags[at, np.arange(entry.size)]
-        terminated = last & TERMINATED != 0
-        final = last & CUT == 0 if self._cut_ends else np.zeros(entry.size, bool)
-        return _Ends(entry, at, terminated, final, at + (terminated | final), at + final if self._resets else at)
 
     def _began(self, near: Numbers) -> Numbers | None:
         """Return the rows from each anchor to the first of its episode, 0 or less, where it is near; None if none is."""
@@ -203,7 +196,7 @@ class HostTransition:
         ended = starts.any(axis=0)
         return np.where(ended, -starts.argmax(axis=0), -self.back - self._steps) if ended.any() else None
 
-    def _sum(self, reward: Numbers, ends: _Ends | None) -> Numbers | None:
+    def _sum(self, reward: Numbers, counted: Numbers) -> Numbers | None:
         """Return the sums [B, ...] of the rewards [n, B, ...] that count; None where XLA may replace numbers by 0."""
         reward = reward.astype(self._float, copy=False)
         total: Numbers = reward[0]
@@ -214,7 +207,6 @@ class HostTransition:
         with np.errstate(all="ignore"):
             for i in range(1, self._steps):
                 product = reward[i] * self._powers[i]
-                if ends is not None:
-                    product[ends.entry[ends.rewards <= i]] = 0
+                product[counted <= i] = 0
                 total = total + product
         return total
