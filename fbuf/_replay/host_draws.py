@@ -23,7 +23,7 @@ from fbuf._replay.host_reads import HeldRows, HostBatch
 from fbuf._replay.host_rings import HostRings, Rings
 from fbuf._replay.row_block import RowBlock
 
-_AHEAD = 1 << 13  # rows whose random bits one call computes
+_AHEAD = 1 << 16  # rows whose random bits one call computes
 
 
 @functools.lru_cache(maxsize=64)

@@ -36,8 +36,7 @@ class HostBatch(NamedTuple):
         """Return a batch of tensors."""
         from fbuf.torch._dtypes import import_torch
 
-        torch = import_torch("Replay.sample")
-        batch: Sample = self.structure.unflatten([torch.from_numpy(leaf) for leaf in self.leaves])
+        batch: Sample = self.structure.unflatten(list(map(import_torch("Replay.sample").from_numpy, self.leaves)))
         return batch
 
 
