@@ -134,7 +134,7 @@ class HostAnchors:
             lacking += 1
         for row in range(max(oldest - 1, self._closed[lane] + 1), min(oldest + lacking, 0)):
             slot = (self._cursor[lane] + row) % self._length * self._lanes + lane
-            if held(slot) & OPEN:
+            if held(slot) & ANCHOR:
                 self._head[lane] += 1
                 self._left[lane] -= 1
                 self.changes.append(-1 - slot)

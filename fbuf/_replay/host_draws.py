@@ -114,9 +114,9 @@ class HostDraws:
         if leaves is None:
             return None
         if rows.lanes == 1:
-            ticket = rings.tickets.take(position < rings.cursor[0])
+            generation = rings.generations.take(position < rings.cursor[0])
         else:
-            ticket = rings.tickets.take(2 * lane + (position < rings.cursor.take(lane)))
+            generation = rings.generations.take(2 * lane + (position < rings.cursor.take(lane)))
         index = slot.astype(np.int32)
         self._note(engine, block, index, generation)
         leaves += [index, generation, drawn.chance, drawn.weight, np.ones(size, bool)]

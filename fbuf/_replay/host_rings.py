@@ -18,7 +18,7 @@ class Rings(NamedTuple):
     size: np.ndarray[Any, Any]
     lap: np.ndarray[Any, Any]
     total: int  # rows held
-    tickets: np.ndarray[Any, Any]  # uint32[2 E], of each lane the generations of rows of the lap before and of this one
+    generations: np.ndarray[Any, Any]  # uint32[2 E], of each lane those of rows of the lap before and of this one
 
 
 class HostRings:
@@ -66,8 +66,8 @@ class HostRings:
 
 
 def _rings(cursor: np.ndarray[Any, Any], size: np.ndarray[Any, Any], lap: np.ndarray[Any, Any]) -> Rings:
-    tickets = np.stack([generation(0, 0, lap), lap], axis=1).astype(np.uint32)
-    return Rings(cursor, size, lap, int(size.sum()), tickets.reshape(-1))
+    generations = np.stack([generation_of(0, 0, lap), lap], axis=1).astype(np.uint32)
+    return Rings(cursor, size, lap, int(size.sum()), generations.reshape(-1))
 
 
 def generation_of(position: Any, cursor: Any, lap: Any) -> Any:

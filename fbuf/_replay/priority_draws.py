@@ -114,8 +114,9 @@ class PriorityDraws(HostDraws):
 
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
-        self.update: np.ndarray[Any, Any] | None = None  # int32[3, B], slots, the bits of errors and of tickets
-        self._noted: tuple[Any, ...] = None, 0, 0, b""  # of the last batch: what was held, bytes of slots and tickets
+        self.update: np.ndarray[Any, Any] | None = None  # int32[3, B], slots, the bits of errors and of generations
+        # Of the last batch: what was held, and the bytes of slots and generations.
+        self._noted: tuple[Any, ...] = None, 0, 0, b""
         self._opened = list[int]()  # changes of collected rows that are in the tree
         self._new: Any = ()  # those that the next draw makes
         self._is_newer = False  # priorities were set after them

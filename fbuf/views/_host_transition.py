@@ -119,7 +119,7 @@ class HostTransition:
         if flags & END and not self._resets:
             decided = memory[:]
             memory.clear()
-            return self._drawable(decided, len(decided) - 1)
+            return self._anchors(decided, len(decided) - 1)
         if len(memory) <= self._steps:
             return ()
         oldest = memory.pop(0)
