@@ -54,9 +54,8 @@ def index_rows(
             new, ids = _state.ending(other, leaves, slot.shape), _state.ids_of(other, leaves, anchors.newest_id)
             before = Ring(cursor=start[None], size=start[None], lap=jnp.ones((1,), jnp.uint32))
             count = jnp.minimum(jnp.int32(geometry.capacity) - start, jnp.int32(block))[None]
-            anchors, change, token = _anchors.extend(
-                anchors, other.view, geometry, before, new, None, stamp, None, token, arrive=count, ids=ids
-            )
+            rows = _anchors.NewRows(new, stamp=stamp, ids=ids, number=count)
+            anchors, change, token = _anchors.extend(anchors, other.view, geometry, before, rows, token)
         change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, there))
         return anchors, other.sampler.change(sampler, change, geometry, token), token
 
@@ -121,9 +120,8 @@ def convert(
             nothing = dataclasses.replace(nothing, step=jnp.where(full, _anchors.unknown_step(nothing), nothing.step))
         if ids is not None:
             nothing = dataclasses.replace(nothing, newest_id=ids[0])
-        anchors, change, _ = _anchors.extend(
-            nothing, other.view, geometry, before, new, None, stamp, keep, state.token, ids=ids, cut=cut
-        )
+        rows = _anchors.NewRows(new, None, stamp, ids, keep)
+        anchors, change, _ = _anchors.extend(nothing, other.view, geometry, before, rows, state.token, cut=cut)
     change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, keep))
     sampler = empty.sampler if sampler is None else sampler
     return state, (anchors, other.sampler.change(sampler, change, geometry, state.token))

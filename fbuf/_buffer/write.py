@@ -126,9 +126,8 @@ def _follow(
     geometry = buffer.geometry
     new = _state.ending(buffer, leaves, (next(iter(leaves.values())).shape[0], geometry.lanes))
     ids = _state.ids_of(buffer, leaves, anchors.newest_id)
-    return jax.named_scope("anchors")(_anchors.extend)(
-        anchors, buffer.view, geometry, state.ring, new, priority, stamp, mask, state.token, ids=ids
-    )
+    rows = _anchors.NewRows(new, priority, stamp, ids, mask)
+    return jax.named_scope("anchors")(_anchors.extend)(anchors, buffer.view, geometry, state.ring, rows, state.token)
 
 
 def _send(
@@ -191,9 +190,8 @@ def evict_oldest(
     if state.anchors is None:
         change = _anchors.dense(slot[:0], gone[:0], None)
         return slot, gone, None, dataclasses.replace(change, close_slot=slot, close_mask=gone), token
-    none = jnp.zeros((0, geometry.lanes), jnp.uint8)
     anchors, change, token = _anchors.extend(
-        state.anchors, buffer.view, geometry, state.ring, none, None, None, None, token, (count, most)
+        state.anchors, buffer.view, geometry, state.ring, _anchors.no_rows(geometry), token, evict=(count, most)
     )
     return slot, gone, anchors, change, token
 
@@ -299,9 +297,8 @@ def _cut_anchors(buffer: BufferConfig, state: BufferState, lanes: jax.Array) -> 
     """Cut the lanes bool[E] in the state; it has anchors."""
     assert state.anchors is not None
     geometry = buffer.geometry
-    none = jnp.zeros((0, geometry.lanes), jnp.uint8)
     anchors, change, token = _anchors.extend(
-        state.anchors, buffer.view, geometry, state.ring, none, None, None, None, state.token, cut=lanes
+        state.anchors, buffer.view, geometry, state.ring, _anchors.no_rows(geometry), state.token, cut=lanes
     )
     sampler = buffer.sampler.change(state.sampler, change, geometry, token)
     return state.replace(anchors=anchors, sampler=sampler, token=token)

@@ -150,183 +150,286 @@ def _cut(flags: Array, wanted: Array, reset_rows: bool) -> Array:
     return flags | bit(wanted & ~closed, END | CUT)
 
 
+class NewRows(NamedTuple):
+    """Hold what a write says of its rows, `[N, E]`, oldest first."""
+
+    flags: Array  # uint8, END, TERMINATED and CUT
+    priority: Array | None = None  # float32
+    stamp: Array | None = None  # int32
+    ids: Array | None = None  # or uint32[N, E, 2] of 64 bits: episode ids; a change is a cut before that row
+    keep: Array | None = None  # bool; None: all
+    number: Array | None = (
+        None  # int32[E], how many exist, in a ring that has room and never lost a row; `keep` is None
+    )
+
+
+def no_rows(geometry: Geometry) -> NewRows:
+    """Return the rows of a cut or an eviction."""
+    return NewRows(jnp.zeros((0, geometry.lanes), jnp.uint8))
+
+
+class _Write(NamedTuple):
+    """Hold the `W` rows of the tail and the `N` new ones, `[W + N, E]`. Ages count from the oldest row before the write."""
+
+    view: Any
+    geometry: Geometry
+    ring: Ring
+    tail_rows: int  # W
+    row: Array  # int32[W + N, 1], 0 the first of the tail
+    end: Array  # int32[E], tail and new rows that exist
+    exists: Array  # bool
+    flags: Array  # uint8
+    was: Array  # uint8[1, E], flags of the newest row of the tail before a cut
+    again: bool  # whether that row is decided again
+    size: Array  # int32[1, E], rows before the write
+    lost: Array  # int32[1, E], the oldest of them, which are overwritten or evicted
+    age: Array  # int32
+    stays: Array  # bool, in the buffer afterwards
+    step: Array | None  # int32, rows of its episode before each
+
+
+class _Opened(NamedTuple):
+    """Hold the anchors that a write opens, `[A, E]`, and the flags it writes."""
+
+    slot: Array  # int32
+    mask: Array  # bool
+    flags: Array  # uint8[W + N, E]
+    written: list[tuple[Array, Array, Array]]  # rows as of `_set_flags`
+    source: slice | Array | None  # the rows whose priorities and stamps the anchors have; None: their own
+    pending: Array | None = None  # int32[E], rows that are undecided; None if rows open at once
+
+
 def extend(
     anchors: Anchors,
-    view: Any,  # a View with its optional `opens` or `decide`
+    view: Any,
     geometry: Geometry,
     ring: Ring,
-    new: Array,
-    priority: Array | None,
-    stamp: Array | None,
-    keep: Array | None,
+    rows: NewRows,
     token: Array,
     evict: tuple[Array, int] | None = None,
-    arrive: Array | None = None,
-    ids: Array | None = None,
     cut: Array | None = None,
 ) -> tuple[Anchors, AnchorChange, Array]:
-    """Update the anchors after a write of `N` rows a lane, a cut, or an eviction of the oldest rows.
+    """Update the anchors after a write, a cut, or an eviction of the oldest rows.
 
     Args:
+      view: A View with its optional `opens` or `decide`.
       ring: Before the write.
-      new: uint8[N, E], END, TERMINATED and CUT of the new rows.
-      priority: float32[N, E], or None.
-      stamp: int32[N, E], or None.
-      keep: bool[N, E], or None for all.
-      evict: int32[E], decided rows to evict, and their maximum; then N is 0.
-      arrive: int32[E], how many of the rows exist, in a ring that has room and never lost a row; `keep` is None.
-      ids: [N, E], or uint32[N, E, 2] of 64 bits: episode ids; a change is a cut before that row.
+      evict: int32[E], decided rows to evict, and their maximum; then there are no new rows.
       cut: bool[E], lanes that are cut before the write.
     Returns:
       The anchors, what opened and closed, and the token.
     """
-    lanes, length, _ = geometry
-    rule = anchors.rule
-    num, tail_rows = new.shape[0], width(rule)
-    whole = jnp.int32(length)
-    given = jnp.full(new.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
-    again = ids is not None or cut is not None  # the newest row is decided again
-    new, given, stamp, ids = _compact(keep, new, given, stamp, ids)
-    count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
-    count = count if arrive is None else arrive
+    rule, again, most = anchors.rule, rows.ids is not None or cut is not None, rows.flags.shape[0]
+    all_kept = rows.keep is None and rows.number is None
+    anchors, rows, count, was = _compact_and_cut(anchors, geometry, ring, rows, cut, token)
+    lost, behind = jnp.maximum(ring.size + count - jnp.int32(geometry.length), jnp.int32(0)), rule.back
+    if evict is not None:
+        lost, most = evict
+    elif rows.number is not None:  # the oldest row begins an episode, so nothing is cut
+        lost, most, behind = jnp.zeros_like(count), 0, 0
+    write, step_after = _placed(anchors, view, geometry, ring, rows.flags, count, was, again, lost)
 
+    behind = min(behind, geometry.length)
+    near_age = jnp.arange(min(min(most, geometry.length) + behind, geometry.length), dtype=jnp.int32)[:, None]
+    near_age = jnp.broadcast_to(near_age, (near_age.shape[0], geometry.lanes))
+    near = by_age(ring, geometry, near_age)
+    opened, lacks, near_flags, token = _open_anchors(anchors, write, near, behind, token)
+    closing = has(near_flags, ANCHOR) & (near_age < write.size)
+    closing = closing & ((near_age < write.lost) | _lacks_frames(write, lacks, near_age))
+    unset = closing if evict is not None else closing & (near_age >= write.lost)
+    written = [*opened.written, (unset, near_age, near_flags & jnp.uint8(0xFF - ANCHOR))]
+    closed, opening = (jnp.sum(mask, axis=0, dtype=jnp.int32) for mask in (closing, opened.mask))
+
+    starts = anchors.starts
+    if starts is not None:
+        overwritten = has(near_flags, START) & (near_age < write.size) & (near_age < write.lost)
+        new = has(write.flags, START) & write.stays & (write.row >= jnp.int32(write.tail_rows))
+        starts = _update_starts(starts, geometry, ring, overwritten, new, write.age, token)
+    tail, given, stamp = _next_tail(anchors, rows, count, all_kept, opened.flags)
+    episode, episode_after = _episodes(anchors, write.flags, count)
+    after = dataclasses.replace(
+        tail,
+        flags=_set_flags(anchors.flags, ring, geometry, written, token),
+        pending=opened.pending,
+        step=step_after,
+        episode=episode_after,
+        starts=starts,
+        count=anchors.count - closed + opening,
+    )
+    given, stamp = (_of_source(array, opened.source) for array in (given, None if evict is not None else stamp))
+    episode = _of_source(episode, opened.source) if isinstance(opened.source, slice) else episode
+    return after, AnchorChange(opened.slot, opened.mask, episode, stamp, None, given, near, closing), token
+
+
+def _compact_and_cut(
+    anchors: Anchors, geometry: Geometry, ring: Ring, rows: NewRows, cut: Array | None, token: Array
+) -> tuple[Anchors, NewRows, Array, Array]:
+    """Cut the newest rows, by `cut` and by the ids of new rows.
+
+    Returns:
+      The anchors; the new rows, those kept first and with all their flags; int32[E], how many they are; and uint8[1, E], the
+      flags of the newest rows before the cut.
+    """
+    priority = jnp.full(rows.flags.shape, NO_PRIORITY, jnp.float32) if rows.priority is None else rows.priority
+    new, priority, stamp, ids = _compact(rows.keep, rows.flags, priority, rows.stamp, rows.ids)
+    if rows.number is not None:
+        count = rows.number
+    elif rows.keep is not None:
+        count = jnp.sum(rows.keep, axis=0, dtype=jnp.int32)
+    else:
+        count = jnp.full((geometry.lanes,), new.shape[0], jnp.int32)
     changed = None
     if ids is not None:
         assert anchors.newest_id is not None
         every = jnp.concatenate([anchors.newest_id[None], ids])
         differs = every[1:] != every[:-1]
         differs = differs if differs.ndim == 2 else jnp.any(differs, axis=2)
-        changed = differs & (jnp.arange(num, dtype=jnp.int32)[:, None] < count[None, :])
+        changed = differs & (jnp.arange(new.shape[0], dtype=jnp.int32)[:, None] < count[None, :])
         newest = jnp.take_along_axis(every, expand(count[None, :], every.ndim), axis=0)[0]
         cut = changed[0] if cut is None else changed[0] | cut
         anchors = dataclasses.replace(anchors, newest_id=newest)
     was = anchors.tail_flags[-1:]
     if cut is not None:
         anchors = _cut_newest(anchors, geometry, ring, cut, token)
-    flags = _row_flags(anchors.tail_flags, new, changed, rule.reset_rows)
-    index = jnp.arange(tail_rows + num, dtype=jnp.int32)[:, None]
-    available = jnp.int32(tail_rows) + count
-    exists = index < available[None, :]
+    flags = _row_flags(anchors.tail_flags, new, changed, anchors.rule.reset_rows)
+    return anchors, NewRows(flags, priority, stamp, ids, rows.keep, rows.number), count, was
+
+
+def _placed(
+    anchors: Anchors,
+    view: Any,
+    geometry: Geometry,
+    ring: Ring,
+    flags: Array,
+    count: Array,
+    was: Array,
+    again: bool,
+    lost: Array,
+) -> tuple[_Write, Array | None]:
+    """Return tail and new rows, of which `count` int32[E] are new, and the rows of the running episode afterwards."""
+    tail_rows = width(anchors.rule)
+    index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
+    end, size, lost = jnp.int32(tail_rows) + count, ring.size[None, :], lost[None, :]
+    exists = index < end[None, :]
     flags = jnp.where(exists, flags, jnp.uint8(0))
-
-    # Rows by age, 0 the oldest before this write; the first `lost` are overwritten.
-    size = ring.size[None, :]
-    lost, most = jnp.maximum(ring.size + count - whole, jnp.int32(0)), num
-    behind = min(rule.back, length)
-    if evict is not None:
-        lost, most = evict
-    elif arrive is not None:  # the oldest row begins an episode, so nothing is cut
-        lost, most, behind = jnp.zeros_like(count), 0, 0
-    oldest = jnp.arange(min(min(most, length) + behind, length), dtype=jnp.int32)[:, None]
-    context = lost[None, :] + jnp.arange(behind, dtype=jnp.int32)[:, None]
-    near = by_age(ring, geometry, jnp.broadcast_to(oldest, (oldest.shape[0], lanes)))
-    around = by_age(ring, geometry, context)
     age = index - jnp.int32(tail_rows) + size
-    stays = exists & (age >= lost[None, :])
-    step, step_after = _steps(anchors, flags, exists, count)
-    opened = None
-    if rule.prompt:
-        assert step is not None
-        first = tail_rows - again
-        rows_back, opens = view.opens(step[first:], flags[first:], flags[first - 1 : -1])
-        anchor_age = age[first:] - rows_back
-        opens = opens & exists[first:] & (anchor_age >= lost[None, :])
-        if again:  # the newest row opens what only its new flags open
-            newest = flags[first:tail_rows]
-            already = view.opens(step[first:tail_rows], was, flags[first - 1 : first])[1]
-            opens = opens.at[:1].set(opens[:1] & ~already & (newest != was))
-        opened = _Opened(by_age(ring, geometry, anchor_age), anchor_age, opens)
-    reads = (near, around) if opened is None else (near, around, opened.slot)
-    values = tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in reads)
-    if opened is None:
-        decided, chosen, source = view.decide(flags, available, index if step is None else step)
+    step, after = _steps(anchors, flags, exists, count)
+    place = size, lost, age, exists & (age >= lost), step
+    return _Write(view, geometry, ring, tail_rows, index, end, exists, flags, was, again, *place), after
+
+
+def _open_anchors(
+    anchors: Anchors, write: _Write, near: Array, behind: int, token: Array
+) -> tuple[_Opened, Array | None, Array, Array]:
+    """Return what opens; which of the first `behind` rows that stay lack earlier frames; the flags at `near`; and the token."""
+    context = write.lost + jnp.arange(behind, dtype=jnp.int32)[:, None]
+    slots = [near, by_age(write.ring, write.geometry, context)]
+    if anchors.rule.prompt:
+        age, opens = _completed(write)
+        slots.append(by_age(write.ring, write.geometry, age))
+    values = tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in slots)
+    if not anchors.rule.prompt:
+        decided, chosen, source = write.view.decide(
+            write.flags, write.end, write.row if write.step is None else write.step
+        )
         values += (decided & chosen,)  # not read, but computed once: XLA would compute it again for each use
-    token, (near_flags, around_flags, *others) = order_after_reads(token, values)
-    # The first `back` rows that stay lack earlier frames, unless an episode starts in between.
-    newer = jnp.clip(context - size + jnp.int32(tail_rows), 0, index.shape[0] - 1)
-    fresh = jnp.take_along_axis(flags, newer, axis=0)
-    context_flags = jnp.where(context < size, around_flags, fresh)
+    token, (near_flags, around_flags, other) = order_after_reads(token, values)
+    # The first `behind` rows that stay lack earlier frames, unless an episode starts in between.
+    newer = jnp.clip(context - write.size + jnp.int32(write.tail_rows), 0, write.row.shape[0] - 1)
+    context_flags = jnp.where(context < write.size, around_flags, jnp.take_along_axis(write.flags, newer, axis=0))
     lacks = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
+    if anchors.rule.prompt:
+        return _open_completed(write, slots[2], age, opens, other, lacks), lacks, near_flags, token
+    return _open_decided(anchors, write, decided, other, source, lacks), lacks, near_flags, token
 
-    def lacks_frames(age: Array) -> Array:
-        """Return whether the row at each age before the write lacks earlier frames; False at other ages."""
-        if lacks is None:
-            return jnp.zeros(age.shape, bool)
-        place = age - lost[None, :]
-        inside = (place >= jnp.int32(0)) & (place < jnp.int32(behind))
-        return inside & jnp.take_along_axis(lacks, jnp.clip(place, 0, behind - 1), axis=0)
 
-    near_age = jnp.broadcast_to(oldest, near.shape)
-    closing = has(near_flags, ANCHOR) & (near_age < size) & ((near_age < lost[None, :]) | lacks_frames(near_age))
+def _lacks_frames(write: _Write, lacks: Array | None, age: Array) -> Array:
+    """Return whether the row at each age lacks earlier frames, as `lacks` bool[K, E] says of the first that stay."""
+    if lacks is None:
+        return jnp.zeros(age.shape, bool)
+    behind, place = lacks.shape[0], age - write.lost
+    inside = (place >= jnp.int32(0)) & (place < jnp.int32(behind))
+    return inside & jnp.take_along_axis(lacks, jnp.clip(place, 0, behind - 1), axis=0)
 
-    episode, episode_after = _episodes(anchors, flags, count)
-    tail_priority, pending, tail_stamp = None, None, None
-    all_kept, last = keep is None and arrive is None, count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
+
+def _completed(write: _Write) -> tuple[Array, Array]:
+    """Return the ages of the anchors that new rows complete, or the newest before (`again`), and which there are: [A, E]."""
+    assert write.step is not None
+    first, flags, step = write.tail_rows - write.again, write.flags, write.step
+    rows_back, opens = write.view.opens(step[first:], flags[first:], flags[first - 1 : -1])
+    age = write.age[first:] - rows_back
+    opens = opens & write.exists[first:] & (age >= write.lost)
+    if write.again:  # the newest row opens what only its new flags open
+        newest = flags[first : write.tail_rows]
+        already = write.view.opens(step[first : write.tail_rows], write.was, flags[first - 1 : first])[1]
+        opens = opens.at[:1].set(opens[:1] & ~already & (newest != write.was))
+    return age, opens
+
+
+def _open_completed(
+    write: _Write, slot: Array, age: Array, opens: Array, before: Array, lacks: Array | None
+) -> _Opened:
+    """Open the completed anchors at `age` where `opens`; their flags are `before`."""
+    tail_rows = write.tail_rows
+    mask = opens if lacks is None else opens & ~_lacks_frames(write, lacks, age)
+    new = _among_new(age, mask, write.size, tail_rows, write.row.shape[0] - tail_rows)
+    flags = write.flags | bit(new, ANCHOR)
+    written = [(write.stays[tail_rows:], write.age[tail_rows:], flags[tail_rows:])]
+    written += [(mask & (age < write.size), age, before | jnp.uint8(ANCHOR))]
+    return _Opened(slot, mask, flags, written, slice(tail_rows - write.again, None))
+
+
+def _open_decided(
+    anchors: Anchors, write: _Write, decided: Array, chosen: Array, source: Array | None, lacks: Array | None
+) -> _Opened:
+    """Open the rows of tail and write that are `chosen` bool[W + N, E] and were undecided before."""
+    assert anchors.pending is not None
+    rule, newest = anchors.rule, write.tail_rows - 1
+    undecided_before = write.row >= (jnp.int32(write.tail_rows) - anchors.pending)[None, :]
+    examined = undecided_before
+    if write.again and rule.closes:  # the window that the newest row completed closes the episode if it is cut there
+        uncut = write.view.decide(write.flags.at[newest].set(write.was[0]), write.end, write.step)[1]
+        complete = write.row == jnp.int32(newest - rule.ahead)
+        examined = examined | complete & ~uncut & chosen & (write.flags[newest] != write.was[0])[None, :]
+    mask = examined & chosen & write.stays & ~_lacks_frames(write, lacks, write.age)
+    flags = write.flags | bit(mask, ANCHOR)
+    written = [(examined & write.stays, write.age, flags)]
+    pending = jnp.sum(undecided_before & write.exists & ~decided, axis=0, dtype=jnp.int32)
+    return _Opened(by_age(write.ring, write.geometry, write.age), mask, flags, written, source, pending)
+
+
+def _next_tail(
+    anchors: Anchors, rows: NewRows, count: Array, all_kept: bool, flags: Array
+) -> tuple[Anchors, Array, Array | None]:
+    """Return the anchors with the next tail, and the priorities and stamps of tail and new rows, `[W + N, E]`."""
+    tail_rows, lanes = anchors.tail_flags.shape
+    last = count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
 
     def newest_of(rows: Array) -> Array:
         """Return the rows of the next tail. A gather would make GPUs copy the present one first."""
-        return rows[num:] if all_kept else jnp.take_along_axis(rows, last, axis=0)
+        return rows[-tail_rows:] if all_kept else jnp.take_along_axis(rows, last, axis=0)
 
-    unknown = jnp.full((tail_rows, lanes), NO_PRIORITY, jnp.float32)
-    given = jnp.concatenate([unknown if anchors.tail_priority is None else anchors.tail_priority, given])
-    if anchors.tail_priority is not None:
-        tail_priority = newest_of(given)
-    if anchors.tail_stamp is not None:
-        stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
+    before, stamp, tail_stamp = anchors.tail_priority, rows.stamp, anchors.tail_stamp
+    unknown = jnp.full((tail_rows, lanes), NO_PRIORITY, jnp.float32) if before is None else before
+    assert rows.priority is not None
+    priority = jnp.concatenate([unknown, rows.priority])
+    if tail_stamp is not None:
+        stamp = tail_stamp if stamp is None else jnp.concatenate([tail_stamp, stamp])
         tail_stamp = newest_of(stamp)
-    if opened is not None:
-        if lacks is not None:
-            opened = opened._replace(mask=opened.mask & ~lacks_frames(opened.age))
-        flags = flags | bit(_among_new(opened, size, tail_rows, num), ANCHOR)
-        older = opened.mask & (opened.age < size)
-        written = [(stays[tail_rows:], age[tail_rows:], flags[tail_rows:])]
-        written += [(older, opened.age, others[0] | jnp.uint8(ANCHOR))]
-        open_slot, open_mask = opened.slot, opened.mask
-        given, stamp = given[first:], None if stamp is None else stamp[first:]
-        episode = None if episode is None else episode[first:]
-    else:
-        assert anchors.pending is not None
-        undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
-        examined = undecided_before
-        if again and rule.closes:  # the window that the newest row completed closes the episode if it is cut there
-            uncut = view.decide(flags.at[tail_rows - 1].set(was[0]), available, step)[1]
-            completed = index == jnp.int32(tail_rows - 1 - rule.ahead)
-            examined = examined | completed & ~uncut & others[0] & (flags[tail_rows - 1] != was[0])[None, :]
-        open_mask = examined & others[0] & stays & ~lacks_frames(age)
-        flags = flags | bit(open_mask, ANCHOR)
-        written = [(examined & stays, age, flags)]
-        open_slot = by_age(ring, geometry, age)
-        pending = jnp.sum(undecided_before & exists & ~decided, axis=0, dtype=jnp.int32)
-        if source is not None:
-            given = jnp.take_along_axis(given, source, axis=0)
-            stamp = None if stamp is None else jnp.take_along_axis(stamp, source, axis=0)
-
-    starts = anchors.starts
-    if starts is not None:
-        overwritten = has(near_flags, START) & (near_age < size) & (near_age < lost[None, :])
-        new = has(flags, START) & stays & (index >= jnp.int32(tail_rows))
-        starts = _update_starts(starts, geometry, ring, overwritten, new, age, token)
-
-    unset = closing if evict is not None else closing & (near_age >= lost[None, :])
-    written.append((unset, near_age, near_flags & jnp.uint8(0xFF - ANCHOR)))
-    closed = jnp.sum(closing, axis=0, dtype=jnp.int32)
-    opening = jnp.sum(open_mask, axis=0, dtype=jnp.int32)
-    after = Anchors(
-        flags=_set_flags(anchors.flags, ring, geometry, written, token),
+    tail = dataclasses.replace(
+        anchors,
         tail_flags=newest_of(flags) & jnp.uint8(0xFF - ANCHOR),
-        tail_priority=tail_priority,
-        pending=pending,
-        step=step_after,
-        episode=episode_after,
+        tail_priority=None if before is None else newest_of(priority),
         tail_stamp=tail_stamp,
-        starts=starts,
-        count=anchors.count - closed + opening,
-        rule=rule,
-        before=anchors.before,
-        newest_id=anchors.newest_id,
     )
-    stamp = None if evict is not None else stamp
-    return after, AnchorChange(open_slot, open_mask, episode, stamp, None, given, near, closing), token
+    return tail, priority, stamp
+
+
+def _of_source(rows: Array | None, source: slice | Array | None) -> Any:
+    """Return the rows `[W + N, E]` of `source` as of `_Opened`."""
+    if rows is None or source is None:
+        return rows
+    return rows[source] if isinstance(source, slice) else jnp.take_along_axis(rows, source, axis=0)
 
 
 def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: Array, token: Array) -> Anchors:
@@ -340,20 +443,12 @@ def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: Array, to
     return dataclasses.replace(anchors, flags=flags, tail_flags=anchors.tail_flags.at[-1].set(after))
 
 
-class _Opened(NamedTuple):
-    """Hold the anchors that new rows opened immediately, one a row."""
-
-    slot: Array  # int32[N, E]
-    age: Array  # int32[N, E], before the write
-    mask: Array  # bool[N, E]
-
-
-def _among_new(opened: _Opened, size: Array, tail_rows: int, num: int) -> Array:
+def _among_new(age: Array, opens: Array, size: Array, tail_rows: int, num: int) -> Array:
     """Return which of tail and `num` new rows are new and open, bool[W + N, E]."""
-    lanes = opened.age.shape[1]
-    at = jnp.where(opened.mask & (opened.age >= size), opened.age - size, jnp.int32(num))
+    lanes = age.shape[1]
+    at = jnp.where(opens & (age >= size), age - size, jnp.int32(num))
     lane = jnp.broadcast_to(jnp.arange(lanes, dtype=jnp.int32)[None, :], at.shape)
-    new = jnp.zeros((num, lanes), bool).at[at, lane].max(opened.mask, mode="drop")
+    new = jnp.zeros((num, lanes), bool).at[at, lane].max(opens, mode="drop")
     return jnp.concatenate([jnp.zeros((tail_rows, lanes), bool), new])
 
 

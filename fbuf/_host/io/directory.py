@@ -102,17 +102,7 @@ class Folder:
             raise FileNotFoundError(errno.ENOENT, f"Buffer.resume: no store at {self.path}. Use buffer.init.")
         self._created = not exists(self.path)
         self._is_ours = False  # whether everything in the folder was written by this object
-        try:
-            with annotate_os_error("make", self.file("lock")):
-                os.makedirs(self.path, exist_ok=True)
-            if not resume:
-                self._refuse_foreign_files(call)
-            fix = "Drop every state of it (or close it: fbuf.stores()), or give another path."
-            self.lock = lock_path(f"{call}: the store at {self.path}", self.file("lock"), fix)
-        except BaseException:
-            if self.temporary:
-                shutil.rmtree(self.path, ignore_errors=True)
-            raise
+        self.lock = self._locked(call)
         self._end = weakref.finalize(self, _release, self.lock, self.path if self.temporary else None)
         self._end.atexit = self.temporary  # a write may be under way: the system unlocks what is left
         try:
@@ -122,20 +112,38 @@ class Folder:
                 self._load()
                 self._synced = set(self.files(""))  # an earlier process may have waited for each
             else:
-                self._clean(call)
-                self._is_ours = True
-                for where, made in getattr(_rollbacks, "open", ()):
-                    if where == self.path:
-                        self.lock.share()
-                        made.append(self)
-                self.seed = secrets.randbits(64)
-                stride = -(-len(self._encoded(self.kinds, self.count)) // 4096) * 4096
-                self._head = File(self.file("head"), 2 * stride)
-                self._head.write(bytes(2 * stride), 0)  # its blocks are there from now on
-                self.save(self.kinds, self.count)
+                self._make(call)
         except BaseException:
             self.discard()
             raise
+
+    def _locked(self, call: str) -> FileLock:
+        """Make the folder if it is missing, and lock it."""
+        try:
+            with annotate_os_error("make", self.file("lock")):
+                os.makedirs(self.path, exist_ok=True)
+            if self.fresh:
+                self._refuse_foreign_files(call)
+            fix = "Drop every state of it (or close it: fbuf.stores()), or give another path."
+            return lock_path(f"{call}: the store at {self.path}", self.file("lock"), fix)
+        except BaseException:
+            if self.temporary:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    def _make(self, call: str) -> None:
+        """Begin a store that has no rows."""
+        self._clean(call)
+        self._is_ours = True
+        for where, made in getattr(_rollbacks, "open", ()):
+            if where == self.path:
+                self.lock.share()
+                made.append(self)
+        self.seed = secrets.randbits(64)
+        stride = -(-len(self._encoded(self.kinds, self.count)) // 4096) * 4096
+        self._head = File(self.file("head"), 2 * stride)
+        self._head.write(bytes(2 * stride), 0)  # its blocks are there from now on
+        self.save(self.kinds, self.count)
 
     def file(self, name: str) -> str:
         """Return the path of a file."""
