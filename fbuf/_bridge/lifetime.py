@@ -7,7 +7,8 @@ node is gone, dispatched reads may still be pending: the store then waits until 
 dropped or donated array may still be used by pending work, so the arrays are checked again, for a minute at most.
 
 The garbage collector calls `_retire` in any thread, so a store whose states are gone is dropped and never closed, and nothing
-here waits for a store while it holds `_lock`.
+here waits for a store while it holds `_lock`. A collection may start inside JAX, which is not reentrant everywhere (jaxlib
+0.10.2 crashes). So `_retire` calls nothing of JAX during a collection: the next `sweep`, of a call for any store, does.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import gc
 import secrets
 import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -63,6 +66,9 @@ class _Grave(NamedTuple):
 
 
 _graveyard: dict[int, _Grave] = {}
+_retired: deque[int] = deque()
+"""Stores whose last node was collected as garbage, until the next sweep."""
+_collecting = 0  # the thread in which the garbage collector runs
 
 
 class Owner:
@@ -151,6 +157,8 @@ class StoreHandle:
 
 def open_store(store: HostObject, kind: Hashable) -> Owner:
     """Register a store under a fresh id, in a free slot of nodes whose static part is `kind`."""
+    if _note_collection not in gc.callbacks:
+        gc.callbacks.append(_note_collection)
     sweep()
     with _lock:
         id = 0
@@ -190,7 +198,7 @@ def _is_free(slot: int) -> bool:
 
 def owner_of(slot: int, id_leaf: Any) -> Owner | None:
     """Return the owner for a new node: the slot's, unless the id leaf is known to be another's."""
-    if _graveyard:
+    if _graveyard or _retired:
         sweep()
     with _lock:
         owner = _slots[slot]() if slot < len(_slots) else None
@@ -302,6 +310,8 @@ def traced() -> bool:
 
 def sweep() -> None:
     """Drop the stores whose last pending computation is done."""
+    while _retired:
+        _retire(_retired.popleft())
     with _lock:
         for id, grave in list(_graveyard.items()):
             pending = [_is_pending(ref()) for ref in grave.arrays]
@@ -323,8 +333,16 @@ def _is_pending(array: Any) -> bool | None:
         return None
 
 
+def _note_collection(phase: str, _: Any) -> None:
+    global _collecting
+    _collecting = threading.get_ident() if phase == "start" else 0
+
+
 def _retire(id: int) -> None:
     """Handle the end of a store's last node."""
+    if _collecting == threading.get_ident():
+        _retired.append(id)
+        return
     with _lock:
         if id in _stores:
             _bury(id, time.monotonic() + _PATIENCE)

@@ -64,6 +64,32 @@ def test_a_store_that_raised_goes_too():
     assert fbuf.stores() == [] and ref() is None
 
 
+@pytest.mark.parametrize("then", ["listed", "unflattened", "opened"])
+def test_nothing_of_jax_runs_during_a_collection(storage, then, monkeypatch):
+    """A collection may start while JAX takes a traceback, which is not reentrant."""
+    (_, other), (_, state), looked = full("host"), full(storage), []
+    ref = weakref.ref(lifetime.find(id_of(state)))
+
+    def live_arrays(*args, found=jax.live_arrays):
+        looked.append(args)
+        return found(*args)
+
+    monkeypatch.setattr(jax, "live_arrays", live_arrays)
+    cycle = [jax.block_until_ready(state)]
+    cycle.append(cycle)
+    del cycle, state
+    gc.collect()
+    assert not looked and ref() is not None
+    match then:  # each looks after it
+        case "listed":
+            fbuf.stores()
+        case "unflattened":
+            jax.tree.map(lambda x: x, other)
+        case "opened":
+            full("host")
+    assert looked and ref() is None
+
+
 OPEN = threading.Event()
 
 
