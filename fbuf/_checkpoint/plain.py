@@ -166,7 +166,12 @@ def _wanted(
 ) -> tuple[BufferState, dict[str, Any]]:
     """Return the shapes of a state, and those of its saved leaves other than rows by name; raise if others are saved."""
     stages = () if reader.on_read is None else reader.on_read.names
-    abstract = state_arrays.template(reader, spec, structure, was)
+    try:
+        abstract = state_arrays.template(reader, spec, structure, was)
+    except ValueError as error:  # its options are damaged, and valid for other rows
+        raise checkpoint.SchemaError(
+            f"{call}: the buffer saved in {saved.path} cannot hold the rows saved with it ({error}) Load another checkpoint."
+        ) from error
     wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in state_arrays.to_saved_arrays(reader, abstract).items()}
     there = {n for n in saved.arrays if n.startswith("state/")}
     if "state/token" in there:

@@ -290,3 +290,15 @@ def test_no_shards_are_an_error_with_the_path(tmp_path):
         for target in (None, sharded):
             with pytest.raises(fbuf.SchemaError, match=f"{tmp_path}/c{i}"):
                 fbuf.load(tmp_path / f"c{i}", target)
+
+
+def test_a_storage_that_cannot_hold_its_rows_is_an_error_with_the_path(tmp_path):
+    """The saved options lost the names of the compressed leaves, and none is large enough to be one by default."""
+    buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("obs",)))
+    fbuf.save(tmp_path / "saved", buffer, buffer.init({"obs": np.zeros(8, np.uint8)}))
+    with checkpoint.read(tmp_path / "saved") as found:
+        arrays, meta = {n: np.asarray(a) for n, a in found.arrays.items()}, found.meta
+    del meta["buffer"]["storage"]["keys"]
+    checkpoint.write(str(tmp_path / "changed"), arrays, meta)
+    with pytest.raises(fbuf.SchemaError, match=r"changed cannot hold .* no leaf of obs has 1024 bytes"):
+        fbuf.load(tmp_path / "changed", buffer)

@@ -146,3 +146,25 @@ def test_arrays_that_do_not_fit_are_refused():
     for name in ("column0:payload", "column0:length", "column0:dictionary", "patch:data", "count", "patch:value"):
         if arrays[name].size:
             raises(ValueError, "Store.from_arrays", load, store, arrays | {name: arrays[name][:-1]})
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "number", "words"),
+    [
+        ("first", 0, 1 << 61, "first is 2305843009213693952"),
+        ("first", 0, (1 << 64) - 1, "first is 18446744073709551615"),
+        ("count", 0, (1 << 63) - 1, "count is"),
+        ("column0:state", 1, -1, "-1 chunks are closed"),
+        ("column0:state", 1, (1 << 63) - 1, "chunks are closed"),
+        ("column0:state", 2, -1, "of -1 bytes"),
+        ("column0:state", 2, (1 << 63) - 1, "of 9223372036854775807 bytes"),
+        ("column0:packed", 0, -1, "packed is .-1."),
+        ("column0:packed", 0, 1 << 40, "packed is .1099511627776."),
+    ],
+)
+def test_counts_that_no_store_reaches_are_refused(name, at, number, words):
+    """Otherwise the next read, write or save raises OverflowError."""
+    store, *_ = compressible()
+    arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
+    arrays[name][at] = number
+    raises(ValueError, words, load, store, arrays)

@@ -30,6 +30,8 @@ from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates
 from fbuf._host.types import Array, ColumnData, StoreCorrupted, flat, unfit
 
 FORMAT = 1
+_MOST = 1 << 60
+"""Rows that a store can have had, over all lanes: so many more fit into tickets, below `UPDATE_BIT`."""
 
 
 def geometry(lanes: int, length: int, slack: int) -> Array:
@@ -46,7 +48,16 @@ def check_geometry(arrays: Sources, lanes: int, length: int, slack: int, streams
     if streams == any(name.startswith("places:") for name in arrays):
         kind = ("in any order", "streams") if streams else ("streams", "in any order")
         raise unfit(f"rows were saved {kind[0]}", f"{kind[1]}", "Load with the writer that was saved.")
-    return int(expect(arrays, "first", np.uint64, (1,))[0])
+    first = int(expect(arrays, "first", np.uint64, (1,))[0])
+    if first > _MOST:
+        raise unfit(f"first is {first}", f"at most {_MOST}")
+    return first
+
+
+def check_counts(count: Array, lanes: int) -> None:
+    """Raise ValueError unless each of int64[E] `count` is a number of rows that lanes can have had."""
+    if (count < 0).any() or (count > _MOST // lanes).any():
+        raise unfit(f"count is {count.tolist()}", f"0 to {_MOST // lanes} for each lane")
 
 
 def save(part: ColumnData, count: Array) -> dict[str, Any]:
@@ -307,6 +318,8 @@ def load_chunks(
     k, closed, encoded, probed, current, ring, bits = expect(arrays, "state", np.int64, (7,)).tolist()
     if k != part.k:
         raise unfit(f"chunks hold {k} rows", f"{part.k}", "Load with the codec that was saved.")
+    if not (0 <= closed <= _MOST and 0 <= encoded <= 1 << 62):
+        raise unfit(f"{closed} chunks are closed, of {encoded} bytes", f"at most {_MOST} and {1 << 62}")
     tail, head = part.span(count, low)
     if ring < max(int((head - tail).max(initial=0)), 1):
         raise unfit(f"the index has {ring} rows", f"{int((head - tail).max())}")
@@ -324,6 +337,8 @@ def load_chunks(
         mine[new] = saved if here else saved[live]
     _load_dictionaries(part, arrays, part.slot[new].reshape(-1), current, closed)
     part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
+    if (part.packed < 0).any() or (part.packed > head).any():
+        raise unfit(f"packed is {part.packed.tolist()}", f"0 to {head.tolist()}")
     part.closed, part.encoded, part.probed, part.verified = closed, encoded, bool(probed), True
 
     span = Spans(expect(arrays, "span", np.int64, (None, 3)), bits)

@@ -549,8 +549,7 @@ class Store(TicketReads):
         first = serialize.check_geometry(arrays, lanes, length, slack, streams)
         store = cls(columns, lanes=lanes, length=length, slack=slack, first_seq=first, **settings)
         store._count = expect(arrays, "count", np.int64, (store._lanes,)).copy()
-        if (store._count < 0).any():
-            raise unfit("count is negative", "0 or more")
+        serialize.check_counts(store._count, lanes)
         if not streams:
             store._slots = SlotMap.from_arrays(arrays, lanes * length, lanes * slack)
             if store._count.tolist() != [store._slots.used]:
