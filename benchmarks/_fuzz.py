@@ -471,6 +471,12 @@ KINDS: dict[str, Callable[..., Iterator[Case]]] = {
 """Kinds of files, which get equal parts of the time."""
 
 
+def _short(error: Exception) -> str:
+    """Return the ends of an error's message: that of a callback holds a traceback."""
+    text = str(error)
+    return text if len(text) < 600 else f"{text[:200]} ... {text[-400:]}"
+
+
 def _is_late(error: Exception) -> bool:
     """Return whether rows of a store said so when they were read: their bytes are damaged, or the store has not got them."""
     return type(error) is fbuf.StoreCorrupted or (type(error) is RuntimeError and "have expired" in str(error))
@@ -482,9 +488,10 @@ def _memory(name: str) -> int:
     return int(text.partition(f"{name}:")[2].split()[0]) * 1024
 
 
-def run(kind: str, seconds: float, seed: int) -> int:
-    """Fuzz one kind of file, print what was found, and return how much was wrong."""
+def run(kind: str, seconds: float, seed: int, last: str) -> int:
+    """Fuzz one kind of file, print what was found, and return how much was wrong. The file `last` gets each seed."""
     warnings.simplefilter("ignore")
+    faulthandler.enable()
     found: Counter[str] = Counter()
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="fbuf-fuzz-") as folder:
@@ -496,6 +503,7 @@ def run(kind: str, seconds: float, seed: int) -> int:
         until = time.monotonic() + seconds
         while cases and time.monotonic() < until and len(wrong) < 20:
             seed += 1
+            Path(last).write_text(str(seed))
             number, rng = seed % len(cases), random.Random(seed)
             faulthandler.dump_traceback_later(HANG, exit=True)
             made = cases[number](rng)
@@ -511,7 +519,7 @@ def run(kind: str, seconds: float, seed: int) -> int:
                     found[("" if read is None else "later ") + type(error).__name__] += 1
                 else:
                     when = "" if read is None else "later "
-                    wrong.append(f"seed {seed} (buffer {number}): {when}{type(error).__name__}: {error!s:.300}")
+                    wrong.append(f"seed {seed} (buffer {number}): {when}{type(error).__name__}: {_short(error)}")
             read = None
             more = _memory("VmHWM") - before
             if more > RATIO * made.size + CONSTANT:
@@ -529,10 +537,13 @@ def main(seconds: float, seed: int, only: str | None = None) -> int:
     ended, kinds = list[int](), [*KINDS] if only is None else [only]
     devices = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     env = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": devices}
-    for kind in kinds:
-        call = f"_fuzz.run({kind!r}, {seconds / len(kinds)}, {seed})"
-        code = f"import sys; from benchmarks import _fuzz; sys.exit(min({call}, 1))"
-        ended.append(subprocess.run([sys.executable, "-c", code], env=env).returncode)
-        if ended[-1] not in (0, 1):
-            print(f"{kind}: the process ended with {ended[-1]}")
+    with tempfile.TemporaryDirectory(prefix="fbuf-fuzz-") as folder:
+        last = Path(folder) / "last"
+        for kind in kinds:
+            last.write_text("none")
+            call = f"_fuzz.run({kind!r}, {seconds / len(kinds)}, {seed}, {str(last)!r})"
+            code = f"import sys; from benchmarks import _fuzz; sys.exit(min({call}, 1))"
+            ended.append(subprocess.run([sys.executable, "-c", code], env=env).returncode)
+            if ended[-1] not in (0, 1):
+                print(f"{kind}: the process ended with {ended[-1]} at seed {last.read_text()}")
     return int(any(ended))
