@@ -8,6 +8,7 @@ device buffer. Functions that callbacks run count as well, in whichever thread.
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -52,7 +53,8 @@ class Counter:
         return _patched_call(self)
 
     def count(self, call: Callable[[], Any]) -> Hops:
-        """Run `call` and count."""
+        """Run `call` and count, without what collections call."""
+        gc.disable()
         self._files, self._moves, self._last, self._on = set(), 0, "", True
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
@@ -62,6 +64,7 @@ class Counter:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]
             self._on = False
+            gc.enable()
         return Hops(tuple(sorted(file.removeprefix(_ROOT)[1:] for file in self._files)), self._moves)
 
     def run(self, function: Callable[..., None], *operands: Any) -> None:
