@@ -208,7 +208,7 @@ class Buffer(BufferConfig):
         if checks.can_trace(self, state, rows, priority, mask):
             after = calls.extend(self, state, rows, priority, mask, static=(call,))[0]
         else:
-            after = calls.extend.core(self, state, rows, priority, mask, call)[0]
+            after = calls.extend_checked(self, state, rows, priority, mask, call)[0]
         raise_failed(after, self.storage, after)
         return after
 
@@ -249,7 +249,8 @@ class Buffer(BufferConfig):
             checks.check_is_index(call, index)
             checks.check_eta(call, eta)
             return calls.update_priority(self, state, index, td_error, mask, eta)[0]
-        return calls.update_priority.core(self, state, index, td_error, mask, eta)[0]
+        arguments = checks.check_errors(call, self, index, td_error, mask, eta)
+        return priorities.update_priority(self, state, *arguments)[0]
 
     def update_rows(self, state: BufferState, index: Index, fields: PyTree, *, mask: Any = None) -> BufferState:
         """Replace some leaves of existing rows. Stale indices are skipped and counted; the last of duplicates wins.

@@ -1,6 +1,6 @@
 """Checked calls of the methods that `Replay`, `plan` and `checked` make too: arguments are checked, then the core runs.
 
-`extend` and `update_priority` are one dispatch of checks and core; their `core` checks at once, and dispatches the rest.
+`extend` and `update_priority` are one dispatch of checks and core; `extend_checked` checks at once, and dispatches the rest.
 """
 
 from __future__ import annotations
@@ -23,17 +23,36 @@ _operation = functools.partial(Operation, scope=False)  # what it calls has a sc
 
 @_operation
 def extend(
-    buffer: BufferConfig, state: BufferState, rows: Any, priority: Any, mask: Any, call: str, slots: bool = False
+    buffer: BufferConfig, state: BufferState, rows: Any, priority: Any, mask: Any, call: str
 ) -> tuple[BufferState, Any]:
-    """Return the state of `extend` or `add`, and with `slots` where a writer that replaces any row put each row."""
+    """Return the state of `extend` or `add`."""
+    return extend_checked(buffer, state, rows, priority, mask, call, inline=True)
+
+
+def extend_checked(
+    buffer: BufferConfig,
+    state: BufferState,
+    rows: Any,
+    priority: Any,
+    mask: Any,
+    call: str,
+    slots: bool = False,
+    inline: bool = False,
+) -> tuple[BufferState, Any]:
+    """Return the state of `extend` or `add`, and with `slots` where a writer that replaces any row put each row.
+
+    With `inline` the write is part of the operation that calls this, and has checked the state.
+    """
     checks.check_writable(call, buffer)
     leaves, values, shape, priority, mask = checks.check_rows(call, buffer, state, rows, priority, mask)
     if shape[0] == 0:
         return state, jnp.zeros(shape, jnp.int32) if slots else None
     if values is not None:
         leaves = write.store_values(buffer, state, leaves, values, shape, mask)
-    leading = (not call.endswith("add")) + (buffer.lanes is not None)
-    return write.extend(buffer, state, leaves, priority, mask, static=(shape, leading, slots))
+    static = shape, (not call.endswith("add")) + (buffer.lanes is not None), slots
+    if inline:
+        return write.extend.inline(buffer, state, leaves, priority, mask, *static)
+    return write.extend(buffer, state, leaves, priority, mask, static=static)
 
 
 @_operation
@@ -42,7 +61,7 @@ def update_priority(
 ) -> tuple[BufferState, None]:
     """Return the state of `update_priority`."""
     arguments = checks.check_errors("Buffer.update_priority", buffer, index, td_error, mask, eta)
-    return priorities.update_priority(buffer, state, *arguments)
+    return priorities.update_priority.inline(buffer, state, *arguments)
 
 
 def sample(

@@ -28,7 +28,7 @@ from fbuf._checkpoint import resize as _resize
 from fbuf._checkpoint.device_arrays import DeviceLeaf, PackedSource
 from fbuf._checkpoint.parts import device_array, whole_shape
 from fbuf._checkpoint.ranges import check_ranges
-from fbuf._core.packed_leaf import is_packed
+from fbuf._core.packed_leaf import PackedLeaf, stored_leaves
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._core.slot_remap import Prefix
@@ -54,7 +54,7 @@ def gather(buffer: Buffer, state: BufferState) -> Gathered:
     for name, leaf in named.items():
         if isinstance(leaf, Prefix):
             source: Any = DeviceLeaf(leaf.array, leaf.rows)
-        elif is_packed(leaf):
+        elif isinstance(leaf, PackedLeaf):
             source = PackedSource(leaf)
         elif isinstance(leaf, jax.Array):
             source = DeviceLeaf(leaf)
@@ -139,7 +139,7 @@ def _read(
     placed = saved.meta["placed"]
     abstract, wanted = _wanted(call, saved, reader, spec, structure, was)
     _check_sizes(call, saved, reader, wanted, abstract.rows, given)
-    packings = {n: leaf.packing for n, leaf in _array_rows.stored_leaves(abstract.rows).items() if is_packed(leaf)}
+    packings = {n: leaf.packing for n, leaf in stored_leaves(abstract.rows).items() if isinstance(leaf, PackedLeaf)}
     rows = {}
     for whole_name, array in saved.arrays.items():
         if whole_name.startswith("rows/"):

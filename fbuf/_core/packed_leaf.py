@@ -86,6 +86,17 @@ def is_packed(leaf: Any) -> TypeGuard[PackedLeaf]:
     return isinstance(leaf, PackedLeaf)
 
 
+def with_structure(rows: Any) -> tuple[dict[str, Array | PackedLeaf], Any]:
+    """Return the leaves of rows by name, packed ones whole, and the structure of one row."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(rows, is_leaf=is_packed)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}, structure
+
+
+def stored_leaves(rows: Any) -> dict[str, Array | PackedLeaf]:
+    """Return the leaves of rows by name, packed ones whole."""
+    return with_structure(rows)[0]
+
+
 def packing_for(capacity: int, item: jax.ShapeDtypeStruct) -> Packing | None:
     """Return the packing of C rows of such an item; None: an array `[C, ...]`, as for scalars, is as good."""
     elements = math.prod(item.shape)

@@ -21,7 +21,7 @@ from jax import lax
 
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.packed_leaf import PackedLeaf, is_packed, pack, unpack
+from fbuf._core.packed_leaf import PackedLeaf, pack, unpack
 
 Ranges = Iterator[tuple[str, Any, Any, Any]]
 """What fields of a state hold; see `fbuf._core.component.state`."""
@@ -221,7 +221,7 @@ def write_rows(array: Stored, slot: jax.Array, values: jax.Array, token: jax.Arr
     If all slots are known to be `inside`, one row is written without the comparisons of a scatter.
     """
     written: Any
-    if is_packed(array):
+    if isinstance(array, PackedLeaf):
         stored = pack(values, array.packing)
         if array.packing.form == "tiles":
             written = write_rows(array.array, slot, stored, token, inside)
@@ -274,7 +274,7 @@ def read_rows(array: Any, slot: jax.Array) -> jax.Array:
     """Return `[..., item]` of slots int32[...]; zeros for slots out of range."""
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(array.shape[0]))
     at = jnp.where(inside, slot, jnp.int32(0))
-    if not is_packed(array):
+    if not isinstance(array, PackedLeaf):
         return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
     if array.packing.form == "flat":
         elements = array.packing.elements

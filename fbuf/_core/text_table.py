@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from fbuf._core.packed_leaf import is_packed
+from fbuf._core.packed_leaf import stored_leaves
 
 
 class Section(NamedTuple):
@@ -174,10 +174,9 @@ def _leaves(rows: Any) -> tuple[int | None, list[tuple[str, str, str]]]:
     if described is not None:
         capacity, leaves = described()
         return capacity, [(name, *cells) for name, cells in leaves.items()]
-    pairs = jax.tree_util.tree_flatten_with_path(rows, is_leaf=is_packed)[0]
-    found = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in pairs]
-    capacity = next((leaf.shape[0] for _, leaf in found if getattr(leaf, "shape", ())), None)
-    return capacity, [(name or WHOLE, spec_text(leaf.shape[1:], leaf.dtype), "device") for name, leaf in found]
+    found = stored_leaves(rows)
+    capacity = next((leaf.shape[0] for leaf in found.values() if getattr(leaf, "shape", ())), None)
+    return capacity, [(name or WHOLE, spec_text(leaf.shape[1:], leaf.dtype), "device") for name, leaf in found.items()]
 
 
 def spec_text(shape: Any, dtype: Any) -> str:

@@ -34,7 +34,7 @@ def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> Buf
 def _extend_placed(
     buffer: Buffer, state: BufferState, rows: Any, priority: Any, mask: Any
 ) -> tuple[BufferState, tuple[jax.Array, Index]]:
-    after, slot = calls.extend.core(buffer, state, rows, priority, mask, "Buffer.extend", slots=True)
+    after, slot = calls.extend_checked(buffer, state, rows, priority, mask, "Buffer.extend", slots=True)
     slot = jnp.minimum(slot if buffer.lanes else slot[:, 0], jnp.int32(buffer.capacity))
     return after, (after.counters - state.counters, index_of(buffer, after, slot))
 

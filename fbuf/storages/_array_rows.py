@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._core.packed_leaf import PackedLeaf, is_packed, pack, packing_for, unpack, zeros
-from fbuf._core.pytree import PyTree, Spec, item_bytes
+from fbuf._core.packed_leaf import PackedLeaf, pack, packing_for, unpack, zeros
+from fbuf._core.pytree import Spec, item_bytes
 
 HostPlan = tuple[int, str, int]
 """Host bytes of a full buffer, how they are known, and the bytes without compression."""
@@ -37,17 +37,6 @@ def default_platform() -> str:
     return device if isinstance(device, str) else str(device.platform)
 
 
-def stored_leaves(rows: PyTree) -> dict[str, jax.Array | PackedLeaf]:
-    """Return the leaves of rows by name, packed ones whole."""
-    return with_structure(rows)[0]
-
-
-def with_structure(rows: PyTree) -> tuple[dict[str, jax.Array | PackedLeaf], Any]:
-    """Return the leaves of rows by name, packed ones whole, and the structure of one row."""
-    pairs, structure = jax.tree_util.tree_flatten_with_path(rows, is_leaf=is_packed)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}, structure
-
-
 class OwnedArray:
     """An array with no other owner, which `from_arrays` need not copy."""
 
@@ -70,12 +59,12 @@ class OwnedArray:
 def as_stored(array: Any, like: Any) -> jax.Array | PackedLeaf:
     """Return an array given to `from_arrays` in the layout of `like`: a copy, unless it is `OwnedArray`."""
     given = array.array if isinstance(array, OwnedArray) else array
-    if is_packed(like) and is_packed(given) and like.packing == given.packing:
+    if isinstance(like, PackedLeaf) and isinstance(given, PackedLeaf) and like.packing == given.packing:
         whole = OwnedArray(given.array) if given is not array else given.array
         return PackedLeaf(as_device_array(whole, like.dtype), like.packing)
-    if is_packed(given):
+    if isinstance(given, PackedLeaf):
         given = array = unpack_rows(given)
-    if not is_packed(like):
+    if not isinstance(like, PackedLeaf):
         return as_device_array(array, like.dtype)
     return PackedLeaf(pack(jnp.asarray(given, like.dtype), like.packing).reshape(like.array.shape), like.packing)
 
@@ -88,7 +77,7 @@ def unpack_rows(leaf: PackedLeaf) -> jax.Array:
 
 def as_device_array(array: Any, dtype: Any) -> jax.Array:
     """Return an array given to `from_arrays`: a copy, unless it is `OwnedArray`."""
-    if isinstance(array, OwnedArray) and array.dtype == dtype and not is_packed(array.array):
+    if isinstance(array, OwnedArray) and array.dtype == dtype and not isinstance(array.array, PackedLeaf):
         own: jax.Array = array.array
         return own
     return jnp.array(array.array if isinstance(array, OwnedArray) else array, dtype)

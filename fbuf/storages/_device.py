@@ -14,11 +14,11 @@ from jax import Array
 
 from fbuf._core.component import component
 from fbuf._core.dispatch import OnHost
+from fbuf._core.packed_leaf import stored_leaves, with_structure
 from fbuf._core.pytree import Leaves, PyTree, Spec, tree_bytes
 from fbuf._core.slots import Geometry, read_rows, write_rows
 from fbuf._interfaces.storage import LeafBytes, Read, Storage
 from fbuf.storages import _array_rows
-from fbuf.storages._array_rows import stored_leaves, with_structure
 
 
 @component
