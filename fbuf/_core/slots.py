@@ -276,11 +276,12 @@ def read_rows(array: Any, slot: jax.Array) -> jax.Array:
     at = jnp.where(inside, slot, jnp.int32(0))
     if not isinstance(array, PackedLeaf):
         return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
-    if array.packing.form == "flat":
-        elements = array.packing.elements
-        within = jnp.arange(elements, dtype=jnp.int32).reshape((1,) * at.ndim + (elements,))
-        at = at[..., None] * jnp.int32(elements) + within
-    return zero_unless(inside, unpack(array.array.at[at].get(mode="promise_in_bounds"), array.packing))
+    if array.packing.form == "tiles":
+        return zero_unless(inside, unpack(array.array.at[at].get(mode="promise_in_bounds"), array.packing))
+    # Rows last: a TPU pads the last axis of an array, here the elements of a row, to 128.
+    within = jnp.arange(array.packing.elements, dtype=jnp.int32).reshape((-1,) + (1,) * at.ndim)
+    found = array.array.at[at.T[None] * jnp.int32(array.packing.elements) + within].get(mode="promise_in_bounds")
+    return zero_unless(inside, unpack(found.T, array.packing))
 
 
 def expand(mask: jax.Array, ndim: int) -> jax.Array:
