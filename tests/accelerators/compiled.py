@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 import fbuf
 from fbuf._core.packed_leaf import is_packed
 from fbuf.sharded import Sharded
+from fbuf.storages._host_storage import HostStorage
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -79,6 +80,7 @@ def compile_step(
     row: Mapping[str, Any],
     number: int = 1,
     *,
+    state: Any = None,
     draw_first: bool = False,
     draw: Literal["local", "global"] = "local",
 ) -> Compiled:
@@ -86,6 +88,7 @@ def compile_step(
 
     Args:
       number: Devices; more than one share the buffer.
+      state: None: of `init`. A data set that is opened; the step then draws only.
       draw_first: Sample, then extend.
       draw: See `Sharded`.
     """
@@ -96,21 +99,23 @@ def compile_step(
         mesh = Mesh(np.array(found), ("data",))
         spread, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
         steps = Sharded(buffer, mesh, draw=draw)
+    writes = state is None
 
     def step(state: Any, rows: Any, key: Any, error: Any) -> Any:
-        if not draw_first:
+        if writes and not draw_first:
             state = steps.extend(state, rows)
         state, batch = steps.sample(state, key, BATCH)
-        if draw_first:
+        if writes and draw_first:
             state = steps.extend(state, rows)
         if buffer.sampler.prioritized:
             state = steps.update_priority(state, batch.index, error)
         return state, batch
 
-    host = isinstance(buffer.storage, fbuf.storages.Compressed) and any(buffer.storage.host_keys(row))
-    example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), row)
-    state = steps.init(example) if host else jax.eval_shape(steps.init, row)
-    rows = jax.tree.map(lambda x: leaf((4, LANES, *x.shape), x.dtype), row)
+    if state is None:
+        on_host = isinstance(buffer.storage, HostStorage) and any(buffer.storage.host_keys(row))
+        example = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), row)
+        state = steps.init(example) if on_host else jax.eval_shape(steps.init, row)
+    rows = jax.tree.map(lambda x: leaf((4, LANES, *x.shape), x.dtype), row if writes else {})
     given = (rows, leaf((2,), jnp.uint32), leaf((BATCH,), jnp.float32))
     return compile_program(step, platform, (state, *given), (spread, *(everywhere for _ in given)), number)
 

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from benchmarks.accelerators import load
-from tests.accelerators.steps import STEPS, TESTED, Step, faults
+from tests.accelerators.steps import ON_HOST, STEPS, TESTED, Step, faults
 
 pytestmark = pytest.mark.optimized
 CASES = [
@@ -36,9 +36,17 @@ def _no_cache() -> Iterator[None]:
 
 @pytest.mark.parametrize("step", CASES)
 def test_a_step_is_in_place(step: Step) -> None:
-    made = step.compile()
+    made, most = step.compile(), load()[step].ours
     assert not faults(step, made)
     if step.kind == "h100":
-        most = load()[step].ours
         assert made.launches <= most.launches
         assert made.waits <= most.waits
+    else:  # a later libtpu schedules otherwise
+        assert made.launches <= 1.05 * most.launches
+
+
+@pytest.mark.parametrize("case", ON_HOST, ids=lambda case: case[2])
+def test_callbacks_need_a_gpu(case: tuple[int, str, str]) -> None:
+    """Such steps are traced, but the client of a GPU that is only described lowers no callbacks."""
+    with pytest.raises(RuntimeError, match="Unknown backend: 'gpu' requested, but no platforms"):
+        Step("h100", 1, *case).compile()
