@@ -376,7 +376,7 @@ def vault(folder: Path) -> Iterator[Case]:
 def data_set(folder: Path) -> Iterator[Case]:
     """Yield cases of a data set of two segments."""
     base, path = folder / "base", folder / "changed"
-    fbuf.interop.from_arrays(rows(0, 60, None)).save(base, piece_rows=32)
+    fbuf.interop.from_arrays(rows(0, 60, None)).save(base, segment_rows=32)
     made, segments = dataset.load(base), []
     whole = {
         "version": VERSION,

@@ -131,7 +131,7 @@ class DataSet:
         self.replay: Any = None
         path = f"{self.folder}/dataset"
         shutil.rmtree(path, ignore_errors=True)
-        fbuf.interop.from_arrays(rows(number * WRITE), episode_end=()).save(path, piece_rows=WRITE // 2)
+        fbuf.interop.from_arrays(rows(number * WRITE), episode_end=()).save(path, segment_rows=WRITE // 2)
         self.replay = fbuf.Replay(*fbuf.datasets.open(path))
 
     def round(self, number: int) -> None:

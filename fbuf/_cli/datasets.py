@@ -60,9 +60,9 @@ def add_commands(commands: Any) -> None:
 
 def _add_download(action: argparse.ArgumentParser) -> None:
     action.add_argument("--source", help="a mirror: https://..., file://..., a folder (Minari: where it keeps its own)")
-    action.add_argument("--workers", type=int, help="pieces converted at a time (default: one a core, up to 8)")
-    action.add_argument("--pieces", type=_pieces, help="of a run, only these: 0-4,9 (default: all)")
-    action.add_argument("--on-corrupt", choices=("raise", "skip"), help="of a run: leave damaged pieces out (skip)")
+    action.add_argument("--workers", type=int, help="dumps converted at a time (default: one a core, up to 8)")
+    action.add_argument("--dumps", type=_dumps, help="of a run, only these: 0-4,9 (default: all)")
+    action.add_argument("--on-corrupt", choices=("raise", "skip"), help="of a run: leave damaged dumps out (skip)")
     action.add_argument("--force", action="store_true", help="again, even if it is there")
     action.add_argument(
         "--skip", action="append", default=[], metavar="LEAF", help="of a Minari data set: a leaf to leave out"
@@ -115,13 +115,13 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pieces(text: str) -> list[int]:
+def _dumps(text: str) -> list[int]:
     """Return the numbers of `"0-4,9"`."""
     numbers: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()) or not 0 <= int(last or first) - int(first) <= 1000:
-            raise argparse.ArgumentTypeError(f"{text!r} names no pieces; expected numbers such as 0-4,9")
+            raise argparse.ArgumentTypeError(f"{text!r} names no dumps; expected numbers such as 0-4,9")
         numbers |= set(range(int(first), int(last or first) + 1))
     return sorted(numbers)
 
@@ -225,16 +225,16 @@ def _download_one(name: str, options: argparse.Namespace) -> None:
     if options.workers is not None:
         settings["workers"] = options.workers
     if name.startswith(MINARI):
-        if options.pieces is not None:
-            raise CommandError("--pieces is for runs such as Pong/1; Minari's data sets come whole. Leave it out")
+        if options.dumps is not None:
+            raise CommandError("--dumps is for runs such as Pong/1; Minari's data sets come whole. Leave it out")
         if options.on_corrupt is not None:
-            raise CommandError("--on-corrupt is for runs such as Pong/1, which have pieces. Leave it out")
+            raise CommandError("--on-corrupt is for runs such as Pong/1, which have dumps. Leave it out")
         buffer, _ = datasets.minari(name.removeprefix(MINARI), download=download, skip=options.skip, **settings)
     else:
         if options.skip:
             raise CommandError("--skip is for Minari's data sets. Leave it out")
         if options.on_corrupt is not None:
             settings["on_corrupt"] = options.on_corrupt
-        buffer, _ = datasets.atari_dqn(name, download=download, pieces=options.pieces, **settings)
+        buffer, _ = datasets.atari_dqn(name, download=download, dumps=options.dumps, **settings)
     assert isinstance(buffer.storage, DataSet)
     print(datasets.info(buffer.storage.path))

@@ -30,7 +30,7 @@ class Info:
       path: Its folder.
       finished: Whether it can be opened.
       rows: Its rows; if unfinished, the rows of its segments.
-      pieces: By number of the segment: rows used, rows stored, bytes on disk.
+      segments: By number of the segment: rows used, rows stored, bytes on disk.
       disk: Bytes of all files of its segments.
       raw: Bytes of its rows uncompressed.
       leaves: `"uint8[84, 84]"` by name.
@@ -41,7 +41,7 @@ class Info:
     path: str
     finished: bool
     rows: int
-    pieces: Mapping[int, tuple[int, int, int]]
+    segments: Mapping[int, tuple[int, int, int]]
     disk: int
     raw: int
     leaves: Mapping[str, str]
@@ -64,7 +64,7 @@ class Info:
 
     def _lines(self) -> list[tuple[str, str]]:
         lines = [
-            ("rows", f"{self.rows:,} in {counted(len(self.pieces), 'segment')}"),
+            ("rows", f"{self.rows:,} in {counted(len(self.segments), 'segment')}"),
             ("on disk", f"{self.disk:,} bytes, {self.disk / self.rows if self.rows else 0:.1f} a row"),
             ("raw", f"{self.raw:,} bytes, {self.ratio:.1f} times as many"),
             ("leaves", ", ".join(f"{name} {text}" for name, text in self.leaves.items())),
@@ -91,7 +91,7 @@ def info(path: str | os.PathLike[str]) -> Info:
     """
     base = dataset.root(path)
     found = dataset.committed(base)
-    pieces = {number: (segment.rows, segment.rows, segment.nbytes) for number, segment in found.items()}
+    segments = {number: (segment.rows, segment.rows, segment.nbytes) for number, segment in found.items()}
     finished, meta = False, {}
     try:
         manifest = dataset.load(base)
@@ -103,21 +103,21 @@ def info(path: str | os.PathLike[str]) -> Info:
         schema, meta = manifest.schema, manifest.meta
         current = {
             n: size
-            for n, size in pieces.items()
+            for n, size in segments.items()
             if (n, found[n].save) in {(p.number, p.save) for p in manifest.segments}
         }
         finished = all(part.number in current for part in manifest.segments)
-        pieces = {part.number: (part.rows, *current.get(part.number, (0, 0, 0))[1:]) for part in manifest.segments}
-    rows = sum(used for used, _, _ in pieces.values())
+        segments = {part.number: (part.rows, *current.get(part.number, (0, 0, 0))[1:]) for part in manifest.segments}
+    rows = sum(used for used, _, _ in segments.values())
     return Info(
         path=base,
         finished=finished,
         rows=rows,
-        pieces=pieces,
+        segments=segments,
         disk=sum(segment.nbytes for segment in found.values()),
         raw=rows * schema.row_bytes,
         leaves=schema.texts,
-        beside=tuple(number for number in found if number not in pieces),
+        beside=tuple(number for number in found if number not in segments),
         meta=meta,
     )
 

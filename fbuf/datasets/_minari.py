@@ -54,7 +54,7 @@ def minari(
     infos: Sequence[str] = (),
     dtypes: Mapping[str, str] | None = None,
     codec: Mapping[str, Codec] | None = None,
-    piece_rows: int | None = None,
+    segment_rows: int | None = None,
     view: View | None = None,
     sampler: Sampler | None = None,
     workers: int = 0,
@@ -78,7 +78,7 @@ def minari(
         Minari has one per step only, that of its step.
       dtypes: `{name: dtype}`, in place of the 32-bit defaults for float64 and 64-bit integers (an error where one does not
         fit).
-      codec, piece_rows, workers, progress: As for `interop.Source.save`.
+      codec, segment_rows, workers, progress: As for `interop.Source.save`.
       view, sampler: Of the buffer; None: `Transition(final_observation="final_obs")`, and `Uniform`.
     Returns:
       The buffer and its state, as from `fbuf.datasets.open`.
@@ -123,7 +123,7 @@ def minari(
     if there:
         _check_same(path, asked, _mark(folder))
         return opened(path, view, sampler)
-    settings = Settings(None, codec, piece_rows, functools.partial(_open.check, path, view, sampler))
+    settings = Settings(None, codec, segment_rows, functools.partial(_open.check, path, view, sampler))
     write(_CALL, path, _work(folder, settings, dtypes, skip, infos, asked), workers=workers, progress=progress)
     return opened(path, view, sampler)
 
@@ -234,10 +234,10 @@ def _work(
     plan = plan_rows(_CALL, cast_columns(_CALL, first, dtypes), settings)
     lossy = _lossy(folder, about, first)
     del first
-    pieces = _whole_episodes(steps, rows_per_segment(_CALL, settings.piece_rows, plan.schema))
+    segments = _whole_episodes(steps, rows_per_segment(_CALL, settings.segment_rows, plan.schema))
 
-    def rows(piece: int) -> Iterator[Block]:
-        for episode in pieces[piece]:
+    def rows(number: int) -> Iterator[Block]:
+        for episode in segments[number]:
             if steps[episode]:
                 where = f"{_CALL}: episode {episode}"
                 columns, length = cast_columns(where, read(episode), dtypes), steps[episode]
@@ -247,9 +247,9 @@ def _work(
     kept = {name: about[name] for name in _KEPT if name in about}
     return Work(
         plan.schema,
-        [sum(steps[episode] for episode in piece) for piece in pieces],
+        [sum(steps[episode] for episode in episodes) for episodes in segments],
         rows,
-        lambda piece: f"{mark} {asked} {pieces[piece].start} {pieces[piece].stop}",
+        lambda number: f"{mark} {asked} {segments[number].start} {segments[number].stop}",
         lambda: {"from": "minari", "mark": mark, "settings": asked, "episodes": number, "minari": kept, "lossy": lossy},
     )
 

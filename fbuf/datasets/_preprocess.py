@@ -297,7 +297,7 @@ def preprocess(
     keep: Sequence[str] | None = None,
     limit: int | None = None,
     batch_size: int | None = None,
-    piece_rows: int | None = None,
+    segment_rows: int | None = None,
     codec: Mapping[str, Codec] | None = None,
     sampler: Sampler | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -318,7 +318,7 @@ def preprocess(
         episodes are preserved; nothing with a view, or for a buffer whose writer keeps no order (`TopK`, `Reservoir`).
       limit: Process only the first rows or windows: to try a function.
       batch_size: Rows in one call of the compiled program; None: 8 MiB of rows, at most 4096; with a view 256.
-      piece_rows, codec, metadata, progress: As for `interop.Source.save`.
+      segment_rows, codec, metadata, progress: As for `interop.Source.save`.
       sampler: Of the buffer; its view is `Transition` if the rows are steps, else `Row`.
       resume: Continue an interrupted call with the same function and data. Functions that call back into Python
         (`jax.pure_callback`) and live buffers cannot resume, since nothing identifies them. False: discard its segments.
@@ -375,7 +375,7 @@ def preprocess(
             most = _MOST_BATCH if view is None else _MOST_WINDOWS
             batch_size = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
         batch = min(int(batch_size), rows)
-        size = rows_per_segment(CALL, piece_rows, schema)
+        size = rows_per_segment(CALL, segment_rows, schema)
         starts = range(0, rows, size)
         run = origin.runner(program, batch)
 

@@ -131,7 +131,7 @@ class Source:
         path: str | os.PathLike[str],
         *,
         codec: Mapping[str, Codec] | None = None,
-        piece_rows: int | None = None,
+        segment_rows: int | None = None,
         view: View | None = None,
         sampler: Sampler | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -145,7 +145,7 @@ class Source:
             iterable or an `.npz`, which leave nothing).
           codec: `{name here: codec}`, `storages.Zstd(...)`, `BitPack()` or `Raw()`; default `Zstd()` for leaves of 1 KiB per
             row or more, and for `final_obs`.
-          piece_rows: Rows of a segment; None: 512 MiB before compression, at most a million. A segment is written atomically,
+          segment_rows: Rows of a segment; None: 512 MiB before compression, at most a million. A segment is written atomically,
             and is in memory, compressed, until then.
           view, sampler: Of the buffer; None: `Transition` if rows are steps, and `Uniform`.
           metadata: Further JSON to store; `fbuf.datasets.info` shows it.
@@ -186,7 +186,7 @@ class Source:
             raise TypeError(f"{call}: metadata is not JSON ({error}); expected text, numbers and lists.") from None
         check_free(call, path, unfinished=not self.forward and self.tables is None)
         plain = self.plain and self.lanes is None
-        settings = Settings(self.episode_end, codec, piece_rows, check, about, workers, progress, plain)
+        settings = Settings(self.episode_end, codec, segment_rows, check, about, workers, progress, plain)
         if self.tables is not None:
             write_tables(call, self._tables(), path, settings)
         else:

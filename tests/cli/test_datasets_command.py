@@ -97,20 +97,20 @@ def test_download_passes_its_options(root, capsys, monkeypatch):
     monkeypatch.setattr(fbuf.datasets, "minari", minari)
     status, out, err = run(capsys, "download", "Pong/1")
     assert status == 0 and "6 in 1 segment\n" in out
-    atari.assert_called_with("Pong/1", root=None, source=None, progress=True, download=True, pieces=None)
-    options = "--pieces 0-2,7 --workers 3 --force --quiet --source http://mirror --root /data".split()
+    atari.assert_called_with("Pong/1", root=None, source=None, progress=True, download=True, dumps=None)
+    options = "--dumps 0-2,7 --workers 3 --force --quiet --source http://mirror --root /data".split()
     assert run(capsys, "download", "Pong/1", *options)[0] == 0
     expected = {"root": Path("/data"), "source": "http://mirror", "progress": False, "download": "force"}
-    atari.assert_called_with("Pong/1", **expected, pieces=[0, 1, 2, 7], workers=3)
+    atari.assert_called_with("Pong/1", **expected, dumps=[0, 1, 2, 7], workers=3)
     assert run(capsys, "download", "Pong/1", "--on-corrupt", "skip")[0] == 0
     assert atari.call_args.kwargs["on_corrupt"] == "skip"
     assert run(capsys, "download", "minari:D4RL/door/human-v2", "--skip", "obs/mission")[0] == 0
     assert minari.call_args.args == ("D4RL/door/human-v2",) and minari.call_args.kwargs["skip"] == ["obs/mission"]
     status, out, err = run(capsys, "download", "Pong/3", "Pong/1")  # the others go on
     assert status == 1 and "error: Pong/3: fbuf.datasets: there is no data set" in err and "6 in 1 segment\n" in out
-    for wrong in (("minari:a", "--pieces", "1"), ("minari:a", "--on-corrupt", "skip"), ("Pong/1", "--skip", "obs")):
+    for wrong in (("minari:a", "--dumps", "1"), ("minari:a", "--on-corrupt", "skip"), ("Pong/1", "--skip", "obs")):
         assert run(capsys, "download", *wrong)[0] == 1
-    pytest.raises(SystemExit, main, ["datasets", "download", "Pong/1", "--pieces", "3-1"]).match("2")
+    pytest.raises(SystemExit, main, ["datasets", "download", "Pong/1", "--dumps", "3-1"]).match("2")
 
 
 def test_help_is_printed_and_an_interrupt_is_130(capsys):

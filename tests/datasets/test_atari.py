@@ -46,7 +46,7 @@ def file_of(files, kind, number):
 
 def test_a_source_is_any_folder_above_the_files(files, run, tmp_path):
     for number, way in enumerate(["", "dqn", "dqn/Pong", "dqn/Pong/1/", RUN]):
-        same(get(tmp_path / str(number), f"{files}/{way}", pieces=[1]), run, [1])
+        same(get(tmp_path / str(number), f"{files}/{way}", dumps=[1]), run, [1])
 
 
 def test_the_public_bucket_is_read(files, run, tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_the_public_bucket_is_read(files, run, tmp_path, monkeypatch):
 def test_a_download_resumes_after_the_finished_segments(server, run, tmp_path):
     server.faults[FRAMES.format(2)] = [Status(404)]
     told = []
-    raises(SourceError, "get: piece 2 of Pong/1: .*call again", get, tmp_path, server.base)
+    raises(SourceError, "get: dump 2 of Pong/1: .*call again", get, tmp_path, server.base)
     assert sorted(dataset.committed(tmp_path / "Pong/1")) == [0, 1, BEFORE + 1]
     same(get(tmp_path, server.base, progress=lambda *at: told.append(at)), run)
     assert [server.asked.count(FRAMES.format(number)) for number in range(5)] == [1, 1, 2, 1, 1]
@@ -79,8 +79,8 @@ def test_a_download_resumes_after_the_finished_segments(server, run, tmp_path):
 
 def test_a_wrong_hash_is_reported_and_skipped_on_request(server, run, tmp_path):
     server.lies[FRAMES.format(1)] = {"md5": "0" * 32}
-    raises(FileCorrupted, "piece 1 of Pong/1 is damaged: .*md5.*on_corrupt='skip'", get, tmp_path, server.base)
-    with pytest.warns(UserWarning, match="piece 1 of Pong/1 is left out"):
+    raises(FileCorrupted, "dump 1 of Pong/1 is damaged: .*md5.*on_corrupt='skip'", get, tmp_path, server.base)
+    with pytest.warns(UserWarning, match="dump 1 of Pong/1 is left out"):
         rows = get(tmp_path, server.base, on_corrupt="skip")
     same(rows, run, [0, 2, 3, 4])
     assert list(rows["meta"]["skipped"]) == ["1"]
@@ -92,7 +92,7 @@ def test_a_wrong_hash_is_reported_and_skipped_on_request(server, run, tmp_path):
 
 def test_an_error_of_the_progress_function_is_raised(files, tmp_path):
     settings = {"on_corrupt": "skip", "progress": mock.Mock(side_effect=ValueError("my own")), "workers": 0}
-    raises(ValueError, "^my own$", get, tmp_path, files, pieces=[1], **settings)
+    raises(ValueError, "^my own$", get, tmp_path, files, dumps=[1], **settings)
     assert not dataset.committed(tmp_path / "Pong/1")
 
 
@@ -102,15 +102,15 @@ def test_nothing_is_left_of_a_damaged_segment(files, run, tmp_path, monkeypatch)
     path, file = tmp_path / "Pong" / "1", file_of(files, "$store$_observation", 1)
     data = file.read_bytes()
     file.write_bytes(data[:-8] + bytes(4) + data[-4:])  # the checksum at its end
-    pytest.raises(FileCorrupted, get, tmp_path, files, pieces=[1]).match("piece 1 of Pong/1")
+    pytest.raises(FileCorrupted, get, tmp_path, files, dumps=[1]).match("dump 1 of Pong/1")
     assert dataset.committed(path) == {} and not list(path.glob("**/data*"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "discard", lambda path, number: None)
-        pytest.raises(FileCorrupted, get, tmp_path, files, pieces=[1]).match("piece 1 of Pong/1")
+        pytest.raises(FileCorrupted, get, tmp_path, files, dumps=[1]).match("dump 1 of Pong/1")
     assert dataset.committed(path)  # as if killed
-    pytest.raises(FileNotFoundError, get, tmp_path, files, pieces=[1], download=False).match("not at")
+    pytest.raises(FileNotFoundError, get, tmp_path, files, dumps=[1], download=False).match("not at")
     file.write_bytes(data)
-    same(get(tmp_path, files, pieces=[1]), run, [1])
+    same(get(tmp_path, files, dumps=[1]), run, [1])
     assert len(dataset.committed(path)) == 4
 
 
@@ -121,45 +121,45 @@ def test_a_bomb_and_other_damaged_files_are_refused(files, tmp_path):
         file = file_of(files, kind, 1)
         whole = file.read_bytes()
         harm(file)
-        words = rf"get: piece 1 of Pong/1 is damaged: .*{kind[7:]}.*on_corrupt='skip'"
-        raises(FileCorrupted, words, get, tmp_path, files, pieces=[1])
+        words = rf"get: dump 1 of Pong/1 is damaged: .*{kind[7:]}.*on_corrupt='skip'"
+        raises(FileCorrupted, words, get, tmp_path, files, dumps=[1])
         assert not dataset.committed(tmp_path / "Pong" / "1")
         file.write_bytes(whole)
 
 
 def test_a_segment_without_invalid_range_is_read(files, run, tmp_path):
     file_of(files, "invalid_range", 1).unlink()
-    rows = get(tmp_path, files, pieces=[0, 1])
+    rows = get(tmp_path, files, dumps=[0, 1])
     same(rows, run, [0, 1])
     assert rows["meta"]["pieces"]["1"]["stack"] is None
     file_of(files, "add_count", 1).unlink()
-    raises(FileCorrupted, "piece 1.*add_count_ckpt.1.gz is missing", get, tmp_path, files, download="force")
+    raises(FileCorrupted, "dump 1.*add_count_ckpt.1.gz is missing", get, tmp_path, files, download="force")
 
 
 def test_finished_segments_are_not_downloaded_again(files, run, tmp_path):
-    same(get(tmp_path, files, pieces=[0, 1]), run, [0, 1])
+    same(get(tmp_path, files, dumps=[0, 1]), run, [0, 1])
     save = dataset.committed(tmp_path / "Pong/1")[0].save
-    same(get(tmp_path, "/nowhere", pieces=[0, 1]), run, [0, 1])
-    same(get(tmp_path, "/nowhere", pieces=0, download=False), run, [0])
-    same(get(tmp_path, files, pieces=range(1, 4)), run, [1, 2, 3])
+    same(get(tmp_path, "/nowhere", dumps=[0, 1]), run, [0, 1])
+    same(get(tmp_path, "/nowhere", dumps=0, download=False), run, [0])
+    same(get(tmp_path, files, dumps=range(1, 4)), run, [1, 2, 3])
     same(get(tmp_path, files), run)
     (tmp_path / "Pong/1/dataset.json").unlink()  # as if killed before the end
     same(get(tmp_path, files), run)
     same(get(tmp_path, "/nowhere", download=False), run)
     assert dataset.committed(tmp_path / "Pong/1")[0].save == save
-    same(get(tmp_path, files, pieces=[0], download="force"), run, [0])
+    same(get(tmp_path, files, dumps=[0], download="force"), run, [0])
     assert dataset.committed(tmp_path / "Pong/1")[0].save != save
 
 
 def test_missing_segments_are_named_when_nothing_is_downloaded(files, tmp_path):
     pytest.raises(FileNotFoundError, get, tmp_path, files, download=False).match("Pong/1 is not at .*download=True")
     assert not (tmp_path / "Pong").exists()
-    get(tmp_path, files, pieces=[0])
-    raises(FileNotFoundError, r"pieces \[3\] of Pong/1 are not at", get, tmp_path, files, pieces=[0, 3], download=False)
+    get(tmp_path, files, dumps=[0])
+    raises(FileNotFoundError, r"dumps \[3\] of Pong/1 are not at", get, tmp_path, files, dumps=[0, 3], download=False)
 
 
 def test_a_download_that_never_begins_leaves_nothing(files, tmp_path, monkeypatch):
-    raises(SourceError, "Pong/1 at .* has no piece 50; it has .0, 1, 2, 3, 4", get, tmp_path, files, pieces=[0, 50])
+    raises(SourceError, "Pong/1 at .* has no dump 50; it has .0, 1, 2, 3, 4", get, tmp_path, files, dumps=[0, 50])
     other = shutil.copytree(files / RUN, tmp_path / "Breakout/1/replay_logs")
     for nowhere in (tmp_path, other, tmp_path / "nowhere"):
         raises(SourceError, "no file of Pong/1 is at.*that has dqn/Pong/1/replay_logs/ or", get, tmp_path, nowhere)
@@ -172,7 +172,7 @@ def test_a_download_that_never_begins_leaves_nothing(files, tmp_path, monkeypatc
 
 
 def test_rows_of_other_files_are_not_mixed_in(server, files, tmp_path):
-    get(tmp_path, server.base, pieces=[0])
+    get(tmp_path, server.base, dumps=[0])
     other = made.record(made.synthetic(1000, seed=8), 250)
     made.write(files, "Pong/1", other, level=1)
     server.files = FaultServer.of(files, listing="").files
@@ -196,7 +196,7 @@ def test_invalid_options_are_refused_before_anything_is_downloaded(tmp_path):
         "workers": [-1, 1.5],
         "partial": [1],
         "verify": ["x"],
-        "pieces": [[], ["0"], [-1], [True], [1.5], 0.5],
+        "dumps": [[], ["0"], [-1], [True], [1.5], 0.5],
     }
     cases = [
         ({"view": Row}, "view is the class Row"),
@@ -231,7 +231,7 @@ def test_a_locked_data_set_is_opened_and_not_written(files, tmp_path, monkeypatc
     with atari.exclusive("a test", root / "Pong" / "1"):
         assert opened() == opened(download=False) == rows
         monkeypatch.setattr("fbuf.datasets._lock._PATIENCE", 0.0)
-        for option in ({"pieces": [0, 1]}, {"download": "force"}):
+        for option in ({"dumps": [0, 1]}, {"download": "force"}):
             pytest.raises(BlockingIOError, opened, **option).match("in use by this process")
     fbuf.datasets.delete(root / "Pong" / "1")
     assert os.listdir(root / "Pong") == []

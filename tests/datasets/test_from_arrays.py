@@ -49,7 +49,7 @@ def files(path):
 
 def test_steps_whose_successor_is_unknown_are_not_drawn(tmp_path):
     episodes = made()
-    buffer, state = oracle.from_arrays(flat(episodes), path=tmp_path / "a", piece_rows=4)
+    buffer, state = oracle.from_arrays(flat(episodes), path=tmp_path / "a", segment_rows=4)
     assert buffer.view == fbuf.views.Transition(autoreset="same_step") and buffer.capacity == 19
     assert sorted(_dataset.committed(tmp_path / "a")) == [0, 1, 2, 3, 4]
     oracle.check_rows(buffer, state, oracle.rows_of(episodes, final=False))
@@ -59,11 +59,11 @@ def test_steps_whose_successor_is_unknown_are_not_drawn(tmp_path):
 def test_next_observations_are_kept_where_episodes_end(tmp_path):
     episodes = made()
     data = flat(episodes, following=True)
-    buffer, _ = oracle.from_arrays(data, path=tmp_path / "a", piece_rows=4, workers=3)
+    buffer, _ = oracle.from_arrays(data, path=tmp_path / "a", segment_rows=4, workers=3)
     assert buffer.view == fbuf.views.Transition(final_observation="final_obs")  # what it draws: test_preprocess
     oracle.check_files(tmp_path / "a", oracle.rows_of(episodes))
     np.savez(tmp_path / "a.npz", **data)
-    oracle.from_arrays(tmp_path / "a.npz", path=tmp_path / "b", piece_rows=7, view=ROW)
+    oracle.from_arrays(tmp_path / "a.npz", path=tmp_path / "b", segment_rows=7, view=ROW)
     oracle.check_files(tmp_path / "b", oracle.rows_of(episodes))
 
 
@@ -93,7 +93,7 @@ def test_episodes_segments_and_streams_may_have_any_length(lengths, piece, follo
         whole = data
         data = ({n: x[i : i + chunk] for n, x in whole.items()} for i in range(0, rows, chunk))
     with tempfile.TemporaryDirectory() as folder:
-        oracle.from_arrays(data, path=f"{folder}/a", piece_rows=piece, view=ROW)
+        oracle.from_arrays(data, path=f"{folder}/a", segment_rows=piece, view=ROW)
         oracle.check_files(f"{folder}/a", expected)
         sizes = [info.rows for info in _dataset.committed(f"{folder}/a").values()]
     assert sizes[:-1] == [piece] * (len(sizes) - 1) and 0 < sizes[-1] <= piece
@@ -165,7 +165,7 @@ def test_memory_maps_and_groups_are_read_in_slices(tmp_path):
             path=tmp_path / "b",
             fields=[*names, "metadata/weight"],
         )
-        oracle.from_arrays(group, path=tmp_path / "b", piece_rows=5, workers=2, view=ROW)
+        oracle.from_arrays(group, path=tmp_path / "b", segment_rows=5, workers=2, view=ROW)
         oracle.check_files(tmp_path / "b", expected)
     there = {f"offline/{n}": n for n in names}
     file, path = tmp_path / "d4rl.hdf5", tmp_path / "c"
@@ -184,7 +184,7 @@ def test_files_of_to_file_are_read(tmp_path, suffix):
     oracle.check_files(tmp_path / "a", rows | {"terminated": np.zeros(6, bool), "truncated": rows["done"]})
     lanes = {name: leaf.reshape(3, 2) for name, leaf in rows.items()}
     fbuf.interop.to_file(tmp_path / f"two{suffix}", *fbuf.interop.from_arrays(lanes, lanes=2).into())
-    oracle.from_arrays(tmp_path / f"two{suffix}", path=tmp_path / "b", view=ROW, piece_rows=2)
+    oracle.from_arrays(tmp_path / f"two{suffix}", path=tmp_path / "b", view=ROW, segment_rows=2)
     by_lane = {name: leaf.T.reshape(-1) for name, leaf in lanes.items()}
     cut = np.array([False, False, True, False, False, True])
     oracle.check_files(tmp_path / "b", by_lane | {"terminated": np.zeros(6, bool), "truncated": cut})
@@ -237,7 +237,7 @@ def test_tensors_are_refused(tmp_path):
 
 def test_invalid_settings_are_refused(tmp_path):
     wrong = [
-        ({"piece_rows": 0}, ValueError, "piece_rows is 0"),
+        ({"segment_rows": 0}, ValueError, "segment_rows is 0"),
         ({"workers": -1}, ValueError, "workers is -1"),
         ({"episode_end": "dones"}, TypeError, r"episode_end=\('dones',\)"),
         ({"episode_end": ("dones",)}, ValueError, "episode_end has 'dones', but rows have"),
@@ -290,12 +290,12 @@ def test_streams_whose_rows_change_are_refused(tmp_path):
         (3, "data gives a int"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
-            oracle.from_arrays(iter([data, other]), path=tmp_path / "a", piece_rows=4)
+            oracle.from_arrays(iter([data, other]), path=tmp_path / "a", segment_rows=4)
         assert files(tmp_path) == []
     raises(ValueError, "there are no rows", lambda: oracle.from_arrays(iter([]), path=tmp_path / "a"))
 
     fails = (data if i == 0 else 1 / 0 for i in range(2))
-    raises(ZeroDivisionError, None, oracle.from_arrays, fails, path=tmp_path / "a", piece_rows=4)
+    raises(ZeroDivisionError, None, oracle.from_arrays, fails, path=tmp_path / "a", segment_rows=4)
     assert files(tmp_path) == []
     empty = {n: x[:0] for n, x in data.items()}
     buffer, _ = oracle.from_arrays(iter([empty, data, empty, data, empty]), path=tmp_path / "a", view=ROW)
@@ -316,7 +316,7 @@ def test_a_stream_is_read_once_and_released(tmp_path):
             yield {"observations": obs, "rewards": np.full(5, i, np.float32), "terminals": np.arange(5) == 4}
             del obs
 
-    buffer, _ = oracle.from_arrays(blocks(), path=tmp_path / "a", piece_rows=20, ends="terminated")
+    buffer, _ = oracle.from_arrays(blocks(), path=tmp_path / "a", segment_rows=20, ends="terminated")
     assert buffer.capacity == 150
 
     def refilled():
@@ -325,7 +325,7 @@ def test_a_stream_is_read_once_and_released(tmp_path):
             reward[:] = i
             yield {"rewards": reward, "terminals": np.arange(5) == 4}
 
-    oracle.from_arrays(refilled(), path=tmp_path / "b", piece_rows=20, ends="trajectory")
+    oracle.from_arrays(refilled(), path=tmp_path / "b", segment_rows=20, ends="trajectory")
     with _dataset.DataSet.open(tmp_path / "b") as dataset:
         assert dataset.read_rows(0, 150)["reward"].tolist() == np.repeat(np.arange(30), 5).tolist()
 
@@ -337,15 +337,15 @@ def test_interrupted_work_is_resumed(tmp_path):
         if done >= 12:
             raise KeyboardInterrupt
 
-    pytest.raises(KeyboardInterrupt, oracle.from_arrays, data, path=path, piece_rows=4, progress=stop)
+    pytest.raises(KeyboardInterrupt, oracle.from_arrays, data, path=path, segment_rows=4, progress=stop)
     assert sorted(_dataset.committed(path)) == [0, 1]
     pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
     other = data | {"rewards": data["rewards"] + (np.arange(19) == 1).astype(np.float32)}
     codec, ends = {"codec": {"obs": fbuf.storages.Zstd()}}, {"episode_end": ("terminated",)}
-    for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, codec), (data, ends)):
-        settings = {"path": path, "piece_rows": 4} | settings
+    for wrong, settings in ((other, {}), (data, {"segment_rows": 5}), (data, codec), (data, ends)):
+        settings = {"path": path, "segment_rows": 4} | settings
         raises(FileExistsError, "segments of other rows or settings", oracle.from_arrays, wrong, **settings)
-    settings, seen = {"path": path, "piece_rows": 4}, []
+    settings, seen = {"path": path, "segment_rows": 4}, []
     raises(FileExistsError, "a stream, which cannot be", oracle.from_arrays, iter([data]), **settings)
     oracle.from_arrays(data, view=ROW, progress=lambda *at: seen.append(at), **settings)
     assert seen[0] == (8, 19) and seen[-1] == (19, 19)

@@ -77,7 +77,7 @@ def test_every_view_sees_the_episodes(tmp_path):
     episodes = made("plain")
     plain(tmp_path / "minari")
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
-    buffer, state = fbuf.datasets.minari("test/plain-v0", piece_rows=6, **where)
+    buffer, state = fbuf.datasets.minari("test/plain-v0", segment_rows=6, **where)
     assert buffer.view == fbuf.views.Transition(final_observation="final_obs")
     assert len(dataset.committed(tmp_path / "ours/minari/test/plain-v0")) == 3  # whole episodes of 6 rows or more
     oracle.check_rows(buffer, state, oracle.rows_of(episodes))
@@ -100,7 +100,7 @@ def test_dicts_tuples_and_packed_images_are_read(tmp_path, form, jpeg):
     if jpeg:
         for e in episodes:
             e.obs["obs/image"] = np.stack([unpacked(frame) for frame in e.obs["obs/image"]])
-    fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours", workers=2, piece_rows=3)
+    fbuf.datasets.minari(folder, view=ROW, root=tmp_path / "ours", workers=2, segment_rows=3)
     oracle.check_files(tmp_path / "ours/minari/test/nested-v0", oracle.rows_of(episodes))
 
 
@@ -123,7 +123,7 @@ def test_infos_are_leaves_where_asked_for(tmp_path, form):
     raises(ValueError, "leaf 'infos/words' .*expected", fbuf.datasets.minari, folder, infos=("words",), **settings)
     pytest.raises(TypeError, fbuf.datasets.minari, folder, infos="qpos", **settings).match(r"infos=\('qpos',\)")
     names = ("qpos", "deep/success") if nested else ("qpos",)
-    fbuf.datasets.minari(folder, infos=names, piece_rows=3, **settings)
+    fbuf.datasets.minari(folder, infos=names, segment_rows=3, **settings)
     expected = oracle.rows_of(episodes)
     expected["infos/qpos"] = np.concatenate([info["qpos"][:-1] for info in infos])
     if nested:

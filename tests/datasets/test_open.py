@@ -22,7 +22,7 @@ def test_info_describes_a_data_set(tmp_path):
     pieces.make(tmp_path)
     info = datasets.info(tmp_path)
     assert info.finished and info.rows == 34 and info.beside == ()
-    counts = {number: counts[:2] for number, counts in info.pieces.items()}
+    counts = {number: counts[:2] for number, counts in info.segments.items()}
     assert counts == {3: (11, 14), 0: (3, 3), 1: (12, 17), 2: (8, 8)}
     assert info.disk == sum(file.stat().st_size for file in tmp_path.rglob("data-*"))
     assert info.raw == 34 * (36 + 4 * 4 + 2) and info.ratio == info.raw / info.disk
@@ -42,7 +42,7 @@ def test_verify_names_the_damaged_segment(tmp_path):
 
 def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path):
     def make():
-        made = oracle.from_arrays({"t": np.arange(9)}, path=tmp_path / "a", episode_end=(), piece_rows=3)
+        made = oracle.from_arrays({"t": np.arange(9)}, path=tmp_path / "a", episode_end=(), segment_rows=3)
         return np.asarray(made[0].rows(made[1]).data["t"])
 
     make()

@@ -28,7 +28,7 @@ def maze(tmp_path_factory):
     rows = oracle.rows_of(EPISODES, final=False)
     rows |= {"next_" + name: np.concatenate([e.obs[name][1:] for e in EPISODES]) for name in OBS}
     rows["reward"] = rows["reward"].astype(np.float32)
-    oracle.from_arrays(rows, path=path, piece_rows=4)
+    oracle.from_arrays(rows, path=path, segment_rows=4)
     return path
 
 
@@ -47,7 +47,7 @@ def select(row):
 
 @pytest.mark.parametrize(("workers", "limit", "sizes"), [(0, np.int64(7), [5, 2]), (2, 1000, [5, 5, 5, 4])])
 def test_selected_leaves_are_copied(maze, tmp_path, workers, limit, sizes):
-    dest, settings = tmp_path / "a", {"piece_rows": 5, "batch_size": 2, "workers": workers, "limit": limit}
+    dest, settings = tmp_path / "a", {"segment_rows": 5, "batch_size": 2, "workers": workers, "limit": limit}
     buffer, _ = fbuf.datasets.preprocess(maze, select, dest=dest, **settings)
     before, after = read(maze), read(dest)
     assert sorted(after) == ["action", "obs/place", "terminated", "truncated"] and buffer.view == fbuf.views.Row()
@@ -82,7 +82,7 @@ def test_windows_of_transitions(maze, tmp_path):
 
     expected = oracle.transitions(EPISODES, 3, 0.9, final=True)
     rows = oracle.rows_of(EPISODES)
-    settings = {"view": view, "batch_size": 4, "piece_rows": 6}
+    settings = {"view": view, "batch_size": 4, "segment_rows": 6}
     for data, name in ((maze, "a"), (fbuf.datasets.open(maze), "b")):
         buffer, state = fbuf.datasets.preprocess(data, simple, dest=tmp_path / name, **settings)
         found = buffer.rows(state).data
@@ -124,7 +124,7 @@ def test_rows_of_any_last_batch_share_one_program(maze, tmp_path):
         traced.append(1)
         return {"obs": row["obs"]["place"]}
 
-    fbuf.datasets.preprocess(maze, count, dest=tmp_path / "a", batch_size=4, piece_rows=7)
+    fbuf.datasets.preprocess(maze, count, dest=tmp_path / "a", batch_size=4, segment_rows=7)
     assert len(traced) == 4  # two check it, one gives shapes and one the program
     assert np.array_equal(read(tmp_path / "a")["obs"], read(maze)["obs/place"])
 
@@ -209,13 +209,13 @@ def test_interrupted_work_resumes_with_the_same_function_only(maze, tmp_path):
 
     def written(name, by, **settings):
         function = lambda row: {"reward": row["reward"] * by}  # noqa: E731
-        fbuf.datasets.preprocess(maze, function, dest=tmp_path / name, **({"piece_rows": 5} | settings))
+        fbuf.datasets.preprocess(maze, function, dest=tmp_path / name, **({"segment_rows": 5} | settings))
         return read(tmp_path / name)["reward"] / read(maze)["reward"]
 
     for name in "ab":
         raises(KeyboardInterrupt, None, written, name, 2.0, batch_size=2, progress=stop)
     assert sorted(_dataset.committed(tmp_path / "a")) == [0, 1]
-    for by, settings in ((3.0, {}), (2.0, {"piece_rows": 4}), (2.0, {"keep": ()})):
+    for by, settings in ((3.0, {}), (2.0, {"segment_rows": 4}), (2.0, {"keep": ()})):
         raises(FileExistsError, "segments of other rows or settings", written, "a", by, **settings)
     seen = []
     assert (written("a", 2.0, progress=lambda done, total: seen.append(done)) == 2).all() and seen[0] == 10
@@ -277,7 +277,7 @@ ROWS = np.arange(N * 300, dtype=np.float32).reshape(N, 300)
 
 def from_arrays(folder, path, progress):
     data = {"observations": ROWS, "terminated": np.arange(N) % 7 == 0}
-    oracle.from_arrays(data, path=path, piece_rows=100, workers=2, view=fbuf.views.Row(), progress=progress)
+    oracle.from_arrays(data, path=path, segment_rows=100, workers=2, view=fbuf.views.Row(), progress=progress)
 
 
 def preprocess(folder, path, progress):
@@ -285,8 +285,8 @@ def preprocess(folder, path, progress):
         return {"obs": row["obs"] + 0}
 
     if not (folder / "source").exists():
-        oracle.from_arrays({"obs": ROWS}, path=folder / "source", episode_end=(), piece_rows=700)
-    settings = {"piece_rows": 100, "batch_size": 25, "workers": 2, "progress": progress}
+        oracle.from_arrays({"obs": ROWS}, path=folder / "source", episode_end=(), segment_rows=700)
+    settings = {"segment_rows": 100, "batch_size": 25, "workers": 2, "progress": progress}
     fbuf.datasets.preprocess(folder / "source", same, dest=path, **settings)
 
 

@@ -207,7 +207,7 @@ def bomb(file, shape, descr="|u1"):
 def get(root, source, **options):
     """All rows of Pong/1, as numpy, without a buffer."""
     path = root / "Pong" / "1"
-    options["pieces"] = plan.selected("get", options.get("pieces"))
+    options["dumps"] = plan.selected("get", options.get("dumps"))
     ask = plan.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
     with atari.get(ask, lambda: _dataset.DataSet.open(path)) as dataset:
         return {**dataset.read_rows(0, dataset.rows), "meta": dataset.meta}

@@ -133,7 +133,7 @@ def check_transitions(buffer, state, episodes, *, n, final, gamma=0.9):
 
 def from_arrays(data, *, path, **settings):
     """Read arrays, an iterable or a file, and write a data set of them."""
-    sink = ("codec", "piece_rows", "view", "sampler", "metadata", "workers", "progress")
+    sink = ("codec", "segment_rows", "view", "sampler", "metadata", "workers", "progress")
     saved = {name: settings.pop(name) for name in sink if name in settings}
     read = fbuf.interop.from_file if isinstance(data, (str, os.PathLike)) else fbuf.interop.from_arrays
     return read(data, **settings).save(path, **saved)

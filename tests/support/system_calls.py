@@ -178,11 +178,11 @@ class DataSet:
 
     def _save(self, path: str) -> None:
         source = fbuf.interop.from_arrays(rows(0, 30), episode_end=())
-        source.save(path, piece_rows=12)
+        source.save(path, segment_rows=12)
 
     def act(self, folder: str) -> None:
         if self.preprocess:
-            fbuf.datasets.preprocess(f"{folder}/source", _same, dest=f"{folder}/made", piece_rows=12)
+            fbuf.datasets.preprocess(f"{folder}/source", _same, dest=f"{folder}/made", segment_rows=12)
         else:
             self._save(f"{folder}/made")
 

@@ -144,7 +144,7 @@ class DataSet:
       path: Its folder.
       rows: The number of rows.
       schema: Their leaves.
-      pieces: `SegmentEntry`s, in order: number, rows `begin` to `stop`, `cut`.
+      segments: `SegmentEntry`s, in order: number, rows `begin` to `stop`, `cut`.
       meta: The JSON saved with them.
       identity: An id of these rows, wherever their files are.
       store: The store that callbacks read from.
@@ -153,7 +153,7 @@ class DataSet:
     def __init__(self, path: str, manifest: Manifest, store: DataSetStore) -> None:
         self.path, self.manifest, self.store = path, manifest, store
         self.schema: Schema = manifest.schema
-        self.pieces: tuple[SegmentEntry, ...] = manifest.segments
+        self.segments: tuple[SegmentEntry, ...] = manifest.segments
         self.meta: dict[str, Any] = manifest.meta
         self.rows = manifest.rows
         self.identity = store.identity = manifest.identity
@@ -217,7 +217,7 @@ class DataSet:
         self.close()
 
     def __repr__(self) -> str:
-        return f"DataSet({self.path!r}, {self.rows} rows, {len(self.pieces)} segments)"
+        return f"DataSet({self.path!r}, {self.rows} rows, {len(self.segments)} segments)"
 
 
 def _open_store(base: str, manifest: Manifest, full: bool, memory: int, cache: int) -> DataSetStore:

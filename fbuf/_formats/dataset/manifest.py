@@ -93,7 +93,7 @@ class Manifest:
 
 def finish(
     path: Path,
-    pieces: Sequence[SegmentRows],
+    used: Sequence[SegmentRows],
     meta: dict[str, Any] | None = None,
     *,
     sync: bool = True,
@@ -103,7 +103,7 @@ def finish(
 
     Args:
       path: The data set's folder.
-      pieces: Each once, in the order of their rows.
+      used: The rows of each segment, each once, in the order of their rows.
       meta: JSON to save with them.
     Raises:
       ValueError: a segment is missing or repeated.
@@ -112,19 +112,19 @@ def finish(
     base = directory.root(path)
     meta = {} if meta is None else meta
     check_meta(meta)
-    if not pieces or len({used.number for used in pieces}) != len(pieces):
-        raise ValueError(f"finish: pieces are {[u.number for u in pieces]}; expected one or more, each once.")
+    if not used or len({part.number for part in used}) != len(used):
+        raise ValueError(f"finish: segments are {[part.number for part in used]}; expected one or more, each once.")
     schema: Schema | None = None
     segments = []
-    for used in pieces:
+    for part in used:
         try:
-            with directory.open_segment(base, used.number) as saved:
+            with directory.open_segment(base, part.number) as saved:
                 info = directory.info_of(saved)
         except checkpoint.CheckpointNotFound:
-            raise ValueError(f"finish: segment {used.number} is not at {base}. Write and commit it.") from None
+            raise ValueError(f"finish: segment {part.number} is not at {base}. Write and commit it.") from None
         schema = info.schema if schema is None else schema
-        stop = info.rows if used.stop is None else used.stop
-        segments.append(SegmentEntry(used.number, info.save, used.begin, stop, bool(used.cut)))
+        stop = info.rows if part.stop is None else part.stop
+        segments.append(SegmentEntry(part.number, info.save, part.begin, stop, bool(part.cut)))
     assert schema is not None
     manifest = Manifest(schema, tuple(segments), meta)
     _publish(base, encode(manifest), sync, disk)

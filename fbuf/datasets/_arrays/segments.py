@@ -26,7 +26,7 @@ from fbuf.datasets._lock import NAME as LOCK
 from fbuf.datasets._lock import exclusive
 
 Step = Callable[[int], None]
-_PIECE_BYTES = 512 * 2**20  # before compression
+_SEGMENT_BYTES = 512 * 2**20  # before compression
 _MOST_ROWS = 1_000_000
 
 
@@ -49,13 +49,17 @@ class Work:
     meta: Callable[[], Mapping[str, Any]]
 
 
-def rows_per_segment(call: str, piece_rows: int | None, schema: dataset.Schema) -> int:
+def rows_per_segment(call: str, segment_rows: int | None, schema: dataset.Schema) -> int:
     """Return the rows of a segment: as asked for, or at most a million and 512 MiB before compression."""
-    if piece_rows is None:
-        return max(1, min(_MOST_ROWS, _PIECE_BYTES // max(schema.row_bytes, 1)))
-    if type(piece_rows) is bool or not isinstance(piece_rows, (int, np.integer)) or not 1 <= piece_rows <= MAX_ROWS:
-        raise ValueError(f"{call}: piece_rows is {piece_rows!r}; expected an int from 1 to {MAX_ROWS}, or None.")
-    return int(piece_rows)
+    if segment_rows is None:
+        return max(1, min(_MOST_ROWS, _SEGMENT_BYTES // max(schema.row_bytes, 1)))
+    if (
+        type(segment_rows) is bool
+        or not isinstance(segment_rows, (int, np.integer))
+        or not 1 <= segment_rows <= MAX_ROWS
+    ):
+        raise ValueError(f"{call}: segment_rows is {segment_rows!r}; expected an int from 1 to {MAX_ROWS}, or None.")
+    return int(segment_rows)
 
 
 def to_path(call: str, name: str, value: Any, other: str = "") -> Path:
@@ -106,11 +110,11 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
         bar(sum(work.rows[number] for number in done))
 
         def one(number: int, step: Step) -> None:
-            _write_piece(path, number, work.schema, work.blocks(number), lambda: work.mark(number), step)
+            _write_segment(path, number, work.schema, work.blocks(number), lambda: work.mark(number), step)
 
         run_parallel([number for number in range(len(work.rows)) if number not in done], one, bar, workers)
         used = [dataset.SegmentRows(number, 0, rows) for number, rows in enumerate(work.rows)]
-        dataset.finish(path, pieces=used, meta=dict(work.meta()))
+        dataset.finish(path, used, meta=dict(work.meta()))
 
 
 def write_stream(
@@ -118,32 +122,32 @@ def write_stream(
     path: Path,
     schema: dataset.Schema,
     blocks: Iterable[Block],
-    piece_rows: int,
+    segment_rows: int,
     meta: Mapping[str, Any],
     progress: Progress,
 ) -> int:
     """Write a data set from blocks that are read once, segment after segment; return the number of rows."""
     with _making(call, path, unfinished=False), contextlib.closing(Bar(progress, call, 0, " rows")) as bar:
         used: list[dataset.SegmentRows] = []
-        for part in _split(blocks, piece_rows):
-            rows = _write_piece(path, len(used), schema, part, lambda: "stream", bar)
+        for part in _split(blocks, segment_rows):
+            rows = _write_segment(path, len(used), schema, part, lambda: "stream", bar)
             used.append(dataset.SegmentRows(len(used), 0, rows))
         bar.total = bar.done
         bar(0)
-        dataset.finish(path, pieces=used, meta=dict(meta))
+        dataset.finish(path, used, meta=dict(meta))
     return bar.done
 
 
-def _write_piece(
+def _write_segment(
     path: Path, number: int, schema: dataset.Schema, blocks: Iterable[Block], mark: Callable[[], str], step: Step
 ) -> int:
     rows = 0
-    with dataset.SegmentWriter(path, number, schema) as piece:
+    with dataset.SegmentWriter(path, number, schema) as writer:
         for block in blocks:
-            piece.append(block)
+            writer.append(block)
             rows += length_of(block)
             step(length_of(block))
-        piece.commit(meta={"mark": mark()})
+        writer.commit(meta={"mark": mark()})
     return rows
 
 
@@ -180,11 +184,11 @@ def length_of(block: Block) -> int:
 def _committed(call: str, path: Path, work: Work) -> set[int]:
     """Return the numbers of the finished segments. Raises FileExistsError if one is of other work."""
     done: set[int] = set()
-    for number, piece in (dataset.committed(path) if path.exists() else {}).items():
-        same = number < len(work.rows) and piece.rows == work.rows[number] and piece.schema == work.schema
-        if not same or piece.meta.get("mark") != work.mark(number):
+    for number, segment in (dataset.committed(path) if path.exists() else {}).items():
+        same = number < len(work.rows) and segment.rows == work.rows[number] and segment.schema == work.schema
+        if not same or segment.meta.get("mark") != work.mark(number):
             raise FileExistsError(
-                f"{call}: {path} has segments of other rows or settings (piece {number}). Delete it, or choose another."
+                f"{call}: {path} has segments of other rows or settings (segment {number}). Delete it, or choose another."
             )
         done.add(number)
     return done

@@ -48,7 +48,7 @@ class Settings:
 
     episode_end: tuple[str, ...] | None = None
     codec: Mapping[str, Codec] | None = None
-    piece_rows: int | None = None
+    segment_rows: int | None = None
     check: Callable[[dataset.Schema], None] = lambda schema: None
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workers: int = 0
@@ -138,9 +138,9 @@ def write_columns(
     if forward:
         return _write_stream(call, path, plan, _columns.blocks(call, columns, 0, rows, plan.block), settings)
     _check_rows(call, columns, plan, rows)
-    size = rows_per_segment(call, settings.piece_rows, plan.schema)
+    size = rows_per_segment(call, settings.segment_rows, plan.schema)
     begin = zlib.crc32(repr((rows, plan.ends)).encode())
-    pieces = [(start, min(start + size, rows)) for start in range(0, rows, size)]
+    segments = [(start, min(start + size, rows)) for start in range(0, rows, size)]
     marks: dict[int, str] = {}
     cuts: list[int] = []
     follows = plan.ends.follows if plan.ends else {}
@@ -149,7 +149,7 @@ def write_columns(
         return None if stop == rows else {name: columns[name].read(stop, stop + 1) for name in follows}
 
     def raw(number: int) -> Iterator[_columns.Block]:
-        start, stop = pieces[number]
+        start, stop = segments[number]
         checksum = _checksum(after(stop) or {}, begin)
         for block in _columns.blocks(call, columns, start, stop, plan.block):
             checksum = _checksum(block, checksum)
@@ -157,7 +157,7 @@ def write_columns(
         marks[number] = f"arrays {checksum:08x}"
 
     def finished(number: int) -> Iterator[_columns.Block]:
-        start, stop = pieces[number]
+        start, stop = segments[number]
         return plan.marked(call, start, raw(number), after(stop), cuts)
 
     def mark(number: int) -> str:
@@ -166,7 +166,7 @@ def write_columns(
                 pass
         return marks[number]
 
-    sizes = [stop - start for start, stop in pieces]
+    sizes = [stop - start for start, stop in segments]
     work = Work(plan.schema, sizes, finished, mark, lambda: settings.about)
     write(call, path, work, workers=settings.workers, progress=settings.progress)
     warn_of_cuts(call, sum(cuts), rows)
@@ -174,7 +174,7 @@ def write_columns(
 
 def _write_stream(call: str, path: Path, plan: Plan, raw: Iterable[_columns.Block], settings: Settings) -> None:
     cuts: list[int] = []
-    size = rows_per_segment(call, settings.piece_rows, plan.schema)
+    size = rows_per_segment(call, settings.segment_rows, plan.schema)
     rows = plan.marked(call, 0, raw, None, cuts)
     number = write_stream(call, path, plan.schema, rows, size, settings.about, settings.progress)
     warn_of_cuts(call, sum(cuts), number)

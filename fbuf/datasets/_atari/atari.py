@@ -46,7 +46,7 @@ def atari_dqn(
     *,
     root: str | os.PathLike[str] | None = None,
     source: str | os.PathLike[str] | None = None,
-    pieces: plan.Selection = None,
+    dumps: plan.Selection = None,
     download: bool | str = True,
     workers: int | None = None,
     progress: Progress = False,
@@ -81,7 +81,7 @@ def atari_dqn(
       source: Where to fetch files: None, the public bucket; `"https://..."`, a mirror; `"file://..."` or a path, a folder
         that
         contains `dqn/<Game>/<run>/replay_logs/`, or part of that path; any URL of fsspec (`"gs://..."`, with gcsfs).
-      pieces: Numbers of dumps, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has exactly these;
+      dumps: Numbers of dumps, `range(10)` or `[0, 25, 49]`; None: all that are listed. The buffer has exactly these;
         others stay
         on disk.
       download: True: fetch what is missing. False: raise if something is missing. `"force"`: fetch everything again.
@@ -129,7 +129,7 @@ def atari_dqn(
     check_choice(_CALL, "verify", verify, ("lazy", "full"))
     if workers is not None:
         check_int(_CALL, "workers", workers, 0, ", or None")
-    numbers = plan.selected(_CALL, pieces)
+    numbers = plan.selected(_CALL, dumps)
     path = root_of(_CALL, root) / game / str(run)
     given: dict[str, Any] = {
         "view": Transition(stack=4, autoreset="same_step") if view is None else view,
@@ -187,7 +187,7 @@ def split(call: str, dataset_id: str) -> tuple[str, int]:
 FOLDERS = ("dqn/{id}/replay_logs/", "{id}/replay_logs/")
 MOST_WORKERS = 8
 SHARE = 1.25
-"""Bytes of a finished piece for each byte of its packed files, at most: 0.8 to 1.1 in the games tried."""
+"""Bytes of a finished dump for each byte of its packed files, at most: 0.8 to 1.1 in the games tried."""
 _NAME = re.compile("(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-9]{0,3})\.gz")
 _Listing = dict[int, dict[str, File]]
 
@@ -200,7 +200,7 @@ def get(ask: plan.Request, then: Callable[[], Any]) -> Any:
     """
     here = ask.download != "force" and ask.path.is_dir()
     if ask.download is False and not here:
-        raise FileNotFoundError(errno.ENOENT, _not_there(ask, ask.pieces or []))
+        raise FileNotFoundError(errno.ENOENT, _not_there(ask, ask.dumps or []))
     if here:
         whole = _complete(ask, plan.there(ask.call, ask.path))
         if whole is not None and plan.is_finished(ask.path, whole):
@@ -225,10 +225,10 @@ def _complete(ask: plan.Request, now: plan.There) -> plan.Whole | None:
     """
     about = now.about or {}
     known = about.get("listed", [])
-    wanted = known if ask.pieces is None else ask.pieces
-    if ask.download is False and ask.pieces is None:
-        wanted = [number for number in known or now.pieces if number in now.pieces]
-    missing = [number for number in wanted if number not in now.pieces]
+    wanted = known if ask.dumps is None else ask.dumps
+    if ask.download is False and ask.dumps is None:
+        wanted = [number for number in known or now.dumps if number in now.dumps]
+    missing = [number for number in wanted if number not in now.dumps]
     if ask.download is not False and (missing or not wanted):
         return None
     _check_codec(ask, now.schema)
@@ -239,7 +239,7 @@ def _complete(ask: plan.Request, now: plan.There) -> plan.Whole | None:
 
 
 def _not_there(ask: plan.Request, numbers: list[int]) -> str:
-    what = f"pieces {numbers} of {ask.id} are" if numbers else f"{ask.id} is"
+    what = f"dumps {numbers} of {ask.id} are" if numbers else f"{ask.id} is"
     return f"{ask.call}: {what} not at {ask.path}, and download=False. Pass download=True"
 
 
@@ -261,13 +261,13 @@ def _bring(ask: plan.Request) -> plan.Whole:
     rows = _check_codec(ask, now.schema)
     address = address_of(ask.call, ask.source)
     listing = _list(ask, address)
-    wanted = sorted(listing) if ask.pieces is None else ask.pieces
+    wanted = sorted(listing) if ask.dumps is None else ask.dumps
     if unlisted := [number for number in wanted if number not in listing]:
-        raise SourceError(f"{ask.call}: {ask.id} at {address} has no piece {unlisted[0]}; it has {sorted(listing)}.")
+        raise SourceError(f"{ask.call}: {ask.id} at {address} has no dump {unlisted[0]}; it has {sorted(listing)}.")
     for number in wanted:
-        if number in now.pieces:
-            _check_same(ask, number, now.pieces[number], listing[number])
-    missing = {number: listing[number] for number in wanted if number not in now.pieces}
+        if number in now.dumps:
+            _check_same(ask, number, now.dumps[number], listing[number])
+    missing = {number: listing[number] for number in wanted if number not in now.dumps}
     local, workers = is_local(address), ask.workers
     if workers is None:  # over a network some wait while others work
         workers = min(MOST_WORKERS, (os.cpu_count() or 1) * (1 if local else 2))
@@ -296,7 +296,7 @@ def _convert(ask: plan.Request, missing: _Listing, rows: dataset.Schema, workers
                 unfinished.discard(job.number)
             elif isinstance(error, FileCorrupted) and ask.on_corrupt == "skip":
                 skipped[job.number] = str(error)
-                warnings.warn(f"{ask.call}: piece {job.number} of {ask.id} is left out: {error}", stacklevel=5)
+                warnings.warn(f"{ask.call}: dump {job.number} of {ask.id} is left out: {error}", stacklevel=5)
             else:
                 raise _explained(ask, job.number, error) from error
     finally:
@@ -307,7 +307,7 @@ def _convert(ask: plan.Request, missing: _Listing, rows: dataset.Schema, workers
 
 
 def _list(ask: plan.Request, address: str) -> _Listing:
-    """Return the files of each piece by kind. Raises SourceError: there are none, or the source cannot be listed."""
+    """Return the files of each dump by kind. Raises SourceError: there are none, or the source cannot be listed."""
     try:
         for folder in _folders(ask.id, address):
             found: _Listing = {}
@@ -341,7 +341,7 @@ def _check_same(ask: plan.Request, number: int, meta: Mapping[str, Any], listed:
         md5 = meta["files"].get(kind, {}).get("md5")
         if md5 is not None and file.md5 is not None and md5 != file.md5:
             raise ValueError(
-                f"{ask.call}: piece {number} at {ask.path} was made from other files than {file.url} (md5 was {md5}, is "
+                f"{ask.call}: dump {number} at {ask.path} was made from other files than {file.url} (md5 was {md5}, is "
                 f"{file.md5}). Pass download='force', or another root=."
             )
 
@@ -355,15 +355,15 @@ def _check_disk(ask: plan.Request, missing: _Listing, arriving: int) -> None:
     if needed > free:
         text = (
             f"{ask.call}: {ask.id} needs {needed / 1e9:.1f} GB on the disk of {folder}, which has {free / 1e9:.1f} GB free; "
-            f"nothing was downloaded. Pass fewer pieces= or another root="
+            f"nothing was downloaded. Pass fewer dumps= or another root="
         )
         raise SpaceError(errno.ENOSPC, text)
 
 
 def _explained(ask: plan.Request, number: int, error: BaseException) -> Exception:
     """Return the error of a dump, with its number and the remedy."""
-    what = f"{ask.call}: piece {number} of {ask.id}"
-    kept = f"Finished pieces stay at {ask.path}; call again to go on."
+    what = f"{ask.call}: dump {number} of {ask.id}"
+    kept = f"Finished dumps stay at {ask.path}; call again to go on."
     if isinstance(error, FileCorrupted):
         return FileCorrupted(
             f"{what} is damaged: {error} Leave it out with on_corrupt='skip', or try another source=. {kept}"

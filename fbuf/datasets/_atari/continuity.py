@@ -24,8 +24,8 @@ Frame = np.ndarray[Any, Any]
 class Stretch(NamedTuple):
     """Consecutive rows of one dump, and what is known of their ends."""
 
-    number: int  # of the piece in the data set
-    source: int  # of the piece in the run
+    number: int  # of the dump in the data set
+    source: int  # of the dump in the run
     rows: int  # there are
     places: int  # of the ring, with those left out
     first: int | None  # rows added to the ring before; None: not known
@@ -73,7 +73,7 @@ def seams(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use
     last: Stretch | None = None  # the newest of which a row is used
     stop: int | None = None  # rows added before whatever would follow it
     main: Stretch | None = None  # the newest that tells which rows lay before the ring's last place
-    change: dict[int, int] = {}  # by piece of the run
+    change: dict[int, int] = {}  # by dump of the run
     for stretch in stretches:
         change[stretch.source] = max(change.get(stretch.source, -1), stretch.change)
     shift: int | None = None  # what a reset counter lacks
@@ -130,7 +130,7 @@ def _contradiction(last: Stretch, stretch: Stretch, begin: int, change: int) -> 
         return "rows of zeros follow a row that ended nothing"
     changed = int(np.count_nonzero(last.end != stretch.begin))
     if 0 <= change < changed:
-        return f"{changed} pixels change, but at most {change} within the pieces"
+        return f"{changed} pixels change, but at most {change} within the dumps"
     return ""
 
 

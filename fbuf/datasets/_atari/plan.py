@@ -37,7 +37,7 @@ class Request:
     id: str
     path: Path
     source: str | os.PathLike[str] | None = None
-    pieces: list[int] | None = None
+    dumps: list[int] | None = None
     download: bool | str = True
     workers: int | None = None
     progress: Progress = False
@@ -49,7 +49,7 @@ class Request:
 class There(NamedTuple):
     """The contents of a data set's folder."""
 
-    pieces: dict[int, dict[str, Any]]  # pieces of the run that are whole: what is kept with each
+    dumps: dict[int, dict[str, Any]]  # dumps of the run that are whole: what is kept with each
     schema: dataset.Schema | None  # of the first
     about: dict[str, Any] | None  # of the finished data set
 
@@ -78,20 +78,20 @@ def there(call: str, path: Path) -> There:
     return There(dict(sorted(found.items())), schema, about)
 
 
-def selected(call: str, pieces: Selection) -> list[int] | None:
+def selected(call: str, dumps: Selection) -> list[int] | None:
     """Return numbers of dumps, ascending; None: all.
 
     Raises:
       TypeError, ValueError: they are invalid.
     """
-    if pieces is None:
+    if dumps is None:
         return None
-    numbers = list(pieces) if isinstance(pieces, Iterable) else [pieces]
+    numbers = list(dumps) if isinstance(dumps, Iterable) else [dumps]
     for number in numbers:
         if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number < RUNS:
-            raise TypeError(f"{call}: pieces has {number!r}; expected numbers of pieces, as pieces=range(10).")
+            raise TypeError(f"{call}: dumps has {number!r}; expected numbers of dumps, as dumps=range(10).")
     if not numbers:
-        raise ValueError(f"{call}: pieces is empty; expected numbers of pieces, as pieces=range(10), or None for all.")
+        raise ValueError(f"{call}: dumps is empty; expected numbers of dumps, as dumps=range(10), or None for all.")
     return sorted({int(number) for number in numbers})
 
 
@@ -116,14 +116,14 @@ def whole(
     Raises:
       FileNotFoundError: there is no segment.
     """
-    metas = {number: meta for number, meta in now.pieces.items() if number in wanted}
+    metas = {number: meta for number, meta in now.dumps.items() if number in wanted}
     if not metas:
         raise FileNotFoundError(
-            errno.ENOENT, f"{ask.call}: no piece of {ask.id} is whole at {ask.path}. See the warnings before"
+            errno.ENOENT, f"{ask.call}: no dump of {ask.id} is whole at {ask.path}. See the warnings before"
         )
     uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], ask.partial)
     if not uses:
-        raise ValueError(f"{ask.call}: pieces {sorted(metas)} of {ask.id} have no row that can be used.")
+        raise ValueError(f"{ask.call}: dumps {sorted(metas)} of {ask.id} have no row that can be used.")
     game, _, run = ask.id.partition("/")
     parts = {part["pieces"][0][0]: part for m in metas.values() for part in m["parts"] if part["pieces"]}
     meta = {
@@ -132,10 +132,10 @@ def whole(
         "game": game,
         "run": int(run),
         "source": source,
-        "selected": ask.pieces,
+        "selected": ask.dumps,
         "partial": ask.partial,
         "listed": listed,
-        "skipped": {str(number): why for number, why in sorted(skipped.items()) if number not in now.pieces},
+        "skipped": {str(number): why for number, why in sorted(skipped.items()) if number not in now.dumps},
         "rows": sum(use.stop - use.begin for use in uses),
         "episodes": sum(parts[use.number]["ends"] for use in uses),
         "settings": SETTINGS,
@@ -180,10 +180,10 @@ def is_finished(path: Path, said: Whole) -> bool:
     ]
 
 
-def _volumes(use: Use, pieces: list[list[int]]) -> list[dataset.SegmentRows]:
+def _volumes(use: Use, segments: list[list[int]]) -> list[dataset.SegmentRows]:
     """Return the rows of a part, by the segments that hold them."""
     used, at = [], 0
-    for number, rows in pieces:
+    for number, rows in segments:
         begin, stop = max(use.begin - at, 0), min(use.stop - at, rows)
         at += rows
         if begin < stop:

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     begin: int
     stop: int
     first: int | None  # rows added to the ring before the first of them; None: not known
-    sure: bool  # False: it may be of another cycle, which only the neighbouring piece can tell
+    sure: bool  # False: it may be of another cycle, which only the neighbouring dump can tell
 
 
 class Ring(NamedTuple):
@@ -97,9 +97,9 @@ def in_order(of: Ring) -> Array:
 class Blanks(NamedTuple):
     """The places that may hold rows of zeros, by actions, rewards and ends."""
 
-    padded: bool | None  # whether the writer has put them before episodes; None: no episode begins in this piece
+    padded: bool | None  # whether the writer has put them before episodes; None: no episode begins in this dump
     place: Array  # bool[C], a row of zeros if its frame is one
-    lead: Array  # int64[...], places at the beginning: rows of zeros if an end lies before the piece
+    lead: Array  # int64[...], places at the beginning: rows of zeros if an end lies before the dump
 
 
 def blanks(of: Ring, action: Array, reward: Array, terminal: Array) -> Blanks:
@@ -282,7 +282,7 @@ def describe(dump: Ring, made: Sequence[PartWriter]) -> list[dict[str, Any]]:
     run |= {one.part.begin for one in made if not one.part.sure} & leading
     return [
         {
-            "pieces": one.volumes.pieces,
+            "pieces": one.volumes.segments,
             "rows": one.volumes.rows,
             "places": one.part.stop - one.part.begin,
             "first": one.part.first,
@@ -313,7 +313,7 @@ class _Tail:
 
 
 MOST_BYTES = 128 << 20
-RUNS = 10_000  # a run has fewer pieces
+RUNS = 10_000  # a run has fewer dumps
 MOST = 50  # volumes of a part; the last takes all that is left
 BEFORE = RUNS * MOST  # added to a number: rows of the cycle before
 
@@ -328,7 +328,7 @@ class Volumes:
     def __init__(self, path: str, number: int, schema: dataset.Schema, mark: dict[str, Any]) -> None:
         self._path, self._number, self._schema, self._mark = path, number, schema, mark
         self._writer: dataset.SegmentWriter | None = None
-        self.pieces: list[list[int]] = []  # number and rows of each
+        self.segments: list[list[int]] = []  # number and rows of each
 
     def __enter__(self) -> Volumes:
         return self
@@ -338,25 +338,25 @@ class Volumes:
         if self._writer is not None:
             self._writer.close()
         if kind is not None:
-            for number, _rows in self.pieces:
+            for number, _rows in self.segments:
                 with contextlib.suppress(OSError):
                     dataset.discard(self._path, number)
 
     @property
     def rows(self) -> int:
         """Rows so far."""
-        return sum(rows for _, rows in self.pieces)
+        return sum(rows for _, rows in self.segments)
 
     def append(self, rows: dict[str, Any]) -> None:
         """Append rows, as `SegmentWriter.append`."""
-        if self._writer is not None and self._writer.nbytes >= MOST_BYTES and len(self.pieces) < MOST:
+        if self._writer is not None and self._writer.nbytes >= MOST_BYTES and len(self.segments) < MOST:
             self.commit()
         if self._writer is None:
-            number = self._number + RUNS * len(self.pieces)
+            number = self._number + RUNS * len(self.segments)
             self._writer = dataset.SegmentWriter(self._path, number, self._schema)
-            self.pieces.append([number, 0])
+            self.segments.append([number, 0])
         self._writer.append(rows)
-        self.pieces[-1][1] = self._writer.rows
+        self.segments[-1][1] = self._writer.rows
 
     def commit(self, meta: dict[str, Any] | None = None) -> None:
         """Commit the rows appended since the last commit, if any."""

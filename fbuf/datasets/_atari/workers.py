@@ -117,7 +117,7 @@ def run(job: Job, report: Report) -> None:
       FileCorrupted: a file is missing or damaged. SourceError: it is not available now. OSError: the disk fails.
     """
     if missing := [kind for kind in KINDS if kind not in job.files and kind != INVALID_RANGE]:
-        raise FileCorrupted(f"{missing[0]}_ckpt.{job.number}.gz is missing; expected six files of each piece.")
+        raise FileCorrupted(f"{missing[0]}_ckpt.{job.number}.gz is missing; expected six files of each dump.")
     arrivals = job.path / DOWNLOADS / str(job.number)
     meta = {"files": {kind: dataclasses.asdict(file) for kind, file in job.files.items()}}
     try:

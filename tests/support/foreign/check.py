@@ -29,7 +29,7 @@ def rows_of(steps, final):
 
 def check_rows(make, lanes, path, final=True):
     """Check what both sinks would store; `lanes`: the steps that each is to have."""
-    make().save(path, view=fbuf.views.Row(), piece_rows=13)
+    make().save(path, view=fbuf.views.Row(), segment_rows=13)
     with dataset.DataSet.open(path) as found:
         same(found.read_rows(0, found.rows), [rows_of(steps, final) for steps in lanes])
     source = make()
