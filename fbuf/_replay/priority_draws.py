@@ -34,7 +34,7 @@ _LANES = 64  # beyond, a program is faster than a loop over the lanes of each ro
 
 
 def _words(key: jax.Array, size: int, stratified: bool) -> jax.Array:
-    """Return the random numbers of a draw as uint32[...]; `_queries` is the inverse."""
+    """Return the random numbers of a draw as uint32[...]; `program` takes them apart."""
     top, bottom, order = queries(key, size, stratified)
     parts = [lax.bitcast_convert_type(x, jnp.uint32) for x in (top, bottom)]
     return jnp.concatenate([*parts, *([] if order is None else [order.astype(jnp.uint32)])])

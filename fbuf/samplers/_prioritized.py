@@ -203,8 +203,7 @@ class Prioritized(PrioritySampler):
     If every priority is 0, draws are uniform.
 
     With `on="host"` a state expires after 256 later writes, or fewer that changed an eighth of the priorities; drawing from it
-    or writing to it raises "expired". `init` cannot be traced, and the state can
-    neither be vmapped nor span devices.
+    or writing to it raises "expired". `init` cannot be traced, and the state can neither be vmapped nor span devices.
 
     `stats`: `max_priority` (the largest seen, or held), `alpha`, `beta`.
 

@@ -331,7 +331,7 @@ class _EncodedLeaf(NamedTuple):
     """One encoded leaf of a chunk."""
 
     ids: Array  # int32[R, blocks]; 0 where a block found no entry
-    won: Array  # bool[R, blocks], see `_blocktable.Placed`
+    won: Array  # bool[R, blocks], see `block_table.Placed`
 
 
 def _encode(

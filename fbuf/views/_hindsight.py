@@ -34,8 +34,7 @@ class Hindsight(View):
 
     `batch.data` is that of `view`, and `relabelled` bool[B]. Where it is True, the goal in `obs` and `next_obs` is a goal
     achieved in the same episode, and the reward of each of the n steps is computed by `reward`: the last from the achieved
-    goal in `next_obs`. All other leaves,
-    `discount` too, are unchanged.
+    goal in `next_obs`. All other leaves, `discount` too, are unchanged.
 
     Attributes:
       view: A `Transition`, with any number of steps and stack.

@@ -77,3 +77,8 @@ def test_the_versions_of_environments_are_those_that_are_tested() -> None:
     pinned = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "tests/environments/requirements.txt").read_text(), flags=re.M))
     assert len(named) >= len(LIBRARIES) + 1 and named == {(name, pinned[name]) for name, _ in named}
     assert {name.replace("-", "_") for name, _ in named} == {*LIBRARIES, "gymnasium"}
+
+
+def test_tests_that_pages_name_exist() -> None:
+    named = {name for page in PAGES for name in re.findall(r"\btest_[a-z0-9_]+", (ROOT / page).read_text())}
+    assert len(named) > 20 and named <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}

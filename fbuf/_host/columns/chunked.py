@@ -387,7 +387,7 @@ class ChunkedColumn:
     def _evict(self, lane: Array, chunk: Array) -> None:
         at = chunk % self.ring, lane
         self._release(self.address[at], self.length[at], self.slot[at])
-        self.length[at] = 0  # `swap` must know: the entry stays until another chunk takes it
+        self.length[at] = 0  # tells `_still` that the chunk is gone: the entry stays until another takes it
 
     def _release(self, address: Array, length: Array, slot: Array) -> None:
         """Free the bytes of chunks, and dictionaries with their last chunk."""

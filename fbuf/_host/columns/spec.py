@@ -1,4 +1,4 @@
-"""Describe a host column, and check the arrays of a call against the columns before anything is stored."""
+"""Describe a leaf that is kept on the host: its shape, dtype and codec."""
 
 from __future__ import annotations
 

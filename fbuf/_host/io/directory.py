@@ -4,7 +4,7 @@
 places written in turn, each with a sequence number and a checksum: one is intact whenever the process is killed. It is
 written after the rows it counts. The system holds `lock` while the store is open. The store's own random number is part of
 every checksum, so files of two stores are never confused. Written rows outlive the process; only `flush` protects them from
-a power failure, after which invalid rows are found (`raw_file.RowChecksums`) and dropped (`recovery`). A file that the last
+a power failure, after which invalid rows are found (`raw_file.RowChecksums`) and dropped (`factory`). A file that the last
 `flush` waited for and that is no longer used is removed by the next one (`retire`): what replaced it may not be on the disk.
 """
 
