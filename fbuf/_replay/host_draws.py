@@ -109,7 +109,7 @@ class HostDraws:
         fresh, view = None if anchors is None else anchors.flags, self._view
         rows = HeldRows(*self._shape, leaves, flags, held.cursor, block, fresh)
         position = slot if rows.lanes == 1 else slot // rows.lanes
-        rows.around(position, lane, view.back, view.ahead)
+        rows.around(position, lane, view.ahead)
         leaves = view.read(rows, slot)
         if leaves is None:
             return None

@@ -122,18 +122,22 @@ class HeldRows:
         self._near: np.ndarray[Any, Any] | None = None  # entries of a batch some of whose rows may be in the block
         self._lane: Any = 0
 
-    def around(self, position: np.ndarray[Any, Any], lane: Any, back: int, ahead: int) -> None:
-        """Prepare to read rows up to `back` before and `ahead` after the positions int64[B] of lanes."""
+    def around(self, position: np.ndarray[Any, Any], lane: Any, ahead: int) -> None:
+        """Prepare to read rows around the positions int64[B] of lanes, up to `ahead` after them.
+
+        Of an anchor whose earlier rows the block overwrites, which are of another episode, no collected row is read.
+        """
         if not self._count:
             return
-        step = position - ((self._cursor[0] if self.lanes == 1 else self._cursor.take(lane)) - ahead)
+        cursor = self._cursor[0] if self.lanes == 1 else self._cursor.take(lane)
+        step = position - (cursor - ahead)
         step %= self._length
-        (near,) = (step < self._count + back + ahead).nonzero()
+        (near,) = (step < self._count + ahead).nonzero()
         if not near.size:
             return
         self._near = near
         if self.lanes > 1:
-            self._lane = lane[near]
+            self._lane, self._cursor = lane.take(near), cursor.take(near)
         elif self._by_lane:
             self._lane = np.zeros_like(near)
 
@@ -141,19 +145,17 @@ class HeldRows:
         """Return the places of slots int64[B], [B, T], or if `by_step` [T, B], in range modulo C."""
         if self._near is None:
             return At(slot)
-        near = slot[:, self._near] if by_step else slot[self._near]
+        step = slot.take(self._near, -1 if by_step else 0)
         if self.lanes > 1:
-            cursor = self._cursor[self._lane]
-            step = near // self.lanes - (cursor[:, None] if near.ndim == 2 and not by_step else cursor)
-        else:
-            step = near - int(self._cursor[0])
+            step //= self.lanes
+        step -= self._cursor if by_step or step.ndim == 1 or self.lanes == 1 else self._cursor[:, None]
         step %= self._length
         found = (step < self._count).nonzero()
-        entry, index = self._near[found[by_step]], step[found]
-        if not index.size:
+        if not found[0].size:
             return At(slot)
+        entry, index = self._near.take(found[by_step]), step[found]
         new: Any = (found[0], entry) if by_step else (entry, *found[1:])
-        return At(slot, new, (index, self._lane[found[by_step]]) if self._by_lane else index)
+        return At(slot, new, (index, self._lane.take(found[by_step])) if self._by_lane else index)
 
     def flags(self, at: At) -> np.ndarray[Any, Any]:
         """Return the flags of rows, uint8[B]."""

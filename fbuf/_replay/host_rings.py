@@ -33,23 +33,23 @@ class HostRings:
     def read(self, header: jax.Array, more: int = 0) -> Rings:
         """Return the rings of a header after `more` rows in each lane, at most as many as a lane holds."""
         if header is not self._header:
-            self._header, self._rings = header, _rings(*(part.astype(np.int64) for part in host_ring(header)))
-            self._last = 0, self._rings
+            cursor, size, lap = (part.astype(np.int64) for part in host_ring(header))
+            self._rings = Rings(cursor, size, lap, int(size.sum()), _generations(lap))
+            self._room = self._geometry.length - 1 - int(cursor.max())  # rows until a lane begins another lap
+            self._header, self._last = header, (0, self._rings)
         if not more:
             return self._rings
         if more != self._last[0]:
-            (cursor, size, lap, held, *_), length = self._rings, self._geometry.length
-            if len(cursor) == 1:  # a fifth of the time
-                at, laps = int(cursor[0]) + more, int(lap[0])
-                laps = (laps + (at >= length)) % (1 << 32) or 1  # 0 is no lap
-                before = (laps - 1) % (1 << 32) or (1 << 32) - 1
-                held = min(held + more, length)
-                one = np.array([at % length]), np.array([held]), np.array([laps])
-                self._last = more, Rings(*one, held, np.array((before, laps), np.uint32))
-            else:
-                lap = lap + (cursor + more >= length)
-                lap = (lap & 0xFFFFFFFF) + (lap >> 32)
-                self._last = more, _rings((cursor + more) % length, np.minimum(size + more, length), lap)
+            (cursor, size, lap, total, generations), length = self._rings, self._geometry.length
+            if total < self._geometry.capacity:
+                size = np.minimum(size + more, length)
+                total = int(size.sum())
+            cursor = cursor + more
+            if more > self._room:  # some lane begins another lap
+                lap = lap + (cursor >= length)
+                cursor, lap = cursor % length, (lap & 0xFFFFFFFF) + (lap >> 32)  # 0 is no lap
+                generations = _generations(lap)
+            self._last = more, Rings(cursor, size, lap, total, generations)
         return self._last[1]
 
     def holds(
@@ -65,9 +65,8 @@ class HostRings:
         return bool(((age < size) & (generation_of(position, cursor, lap) == generation)).all())
 
 
-def _rings(cursor: np.ndarray[Any, Any], size: np.ndarray[Any, Any], lap: np.ndarray[Any, Any]) -> Rings:
-    generations = np.stack([generation_of(0, 0, lap), lap], axis=1).astype(np.uint32)
-    return Rings(cursor, size, lap, int(size.sum()), generations.reshape(-1))
+def _generations(lap: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.array([generation_of(0, 0, lap), lap]).T.astype(np.uint32).reshape(-1)
 
 
 def generation_of(position: Any, cursor: Any, lap: Any) -> Any:
