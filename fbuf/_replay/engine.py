@@ -33,6 +33,7 @@ from fbuf._replay.arguments import to_device_of
 from fbuf._replay.host_draws import HostDraws, random_draws
 from fbuf._replay.interrupts import DeferInterrupts
 from fbuf._replay.priority_draws import PriorityDraws, host_draws
+from fbuf._replay.priority_update import PriorityUpdate
 from fbuf._replay.row_block import RowBlock, row_block
 from fbuf._replay.written import WrittenIndex
 from fbuf.samplers import Prioritized, Ranked, Uniform
@@ -46,7 +47,7 @@ class Engine:
       buffer, state, key: The state lacks the rows of `block` and the update in `updates` until `flush`; of the key, the data.
       block: Collected rows; None if each row is written at once.
       host: Draws in NumPy; None if programs draw.
-      updates: `host` if it sets priorities with draws, else None.
+      updates: What sets priorities with the next draw: `host`, or an update for programs; None if each is set at once.
       packs: Whether programs draw packed batches for NumPy and torch.
       is_queue: Whether the buffer refuses rows rather than overwriting one that waits.
     """
@@ -77,7 +78,11 @@ class Engine:
         self.host: HostDraws | None = host_draws(self.buffer, self.impl, self._view, list(self._spec))
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
         self.block: RowBlock | None = row_block(self.buffer, self.state, 64 if self.host is None else 256)
-        self.updates = self.host if isinstance(self.host, PriorityDraws) else None
+        self.updates: PriorityUpdate | None = None
+        if isinstance(self.host, PriorityDraws):
+            self.updates = self.host
+        elif self.packs and self._on_device and self.buffer.dense and self.buffer.sampler.prioritized:
+            self.updates = PriorityUpdate(self.buffer)
 
     def replace(self, state: BufferState) -> None:
         """Go on with another state, without the rows collected for this one."""
@@ -260,8 +265,9 @@ class Engine:
         form: programs.Form = "packed" if packed else "whole"
         block, sizes = self.block, None
         rows: tuple[Any, ...] = ()
-        if self._on_device and self.updates is None and block is not None and block.count:
-            rows, sizes = (block.packed(),), self._sizes_after()
+        fused = self._on_device and (self.updates is None or self.host is None)
+        if fused and block is not None and block.count:
+            rows, sizes = (block.packed(), *self._update()), self._sizes_after()
             self.keep_written()
         else:
             self.flush()
@@ -278,8 +284,14 @@ class Engine:
             if rows and block is not None:
                 block.clear()
                 self._sizes = sizes
+                if self.updates is not None:
+                    self.updates.drop()
         self._programs[kind] = draw
         return batch, counts
+
+    def _update(self) -> tuple[Any, ...]:
+        """Return the update of priorities that waits for a draw, if any."""
+        return () if self.updates is None or self.updates.update is None else (self.updates.update,)
 
     def _readable(self) -> RowBlock | None:
         """Return the block whose rows are those that will be written, or write the collected rows."""
@@ -358,6 +370,8 @@ class Engine:
                     jobs.append(partial(programs.extend_packed.lower, self.buffer, self.state, rows))
                     if self._on_device and host is None:
                         jobs.append(partial(draw, rows))
+                        if self.updates is not None:
+                            jobs.append(partial(draw, rows, jax.ShapeDtypeStruct((3, size), np.int32)))
         writable = not self.buffer.writer.read_only
         if writable and not (collects and block is not None) and not isinstance(self.buffer.storage, Ragged):
             spec, structure = checks.given_spec(self.buffer, self.state)

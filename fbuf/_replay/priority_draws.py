@@ -23,13 +23,14 @@ from fbuf._core.sample import Index
 from fbuf._interfaces.sampler import AnchorChange
 from fbuf._replay.host_draws import Drawn, HostDraws
 from fbuf._replay.host_rings import Rings
+from fbuf._replay.priority_update import PriorityUpdate, packed_update
 from fbuf._replay.programs import extend_packed, sequential_options
 from fbuf._replay.row_block import RowBlock, unpack
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.samplers._prioritized import Queries, queries
 
 _ZERO = np.zeros(1, np.int32)
-_INT, _UINT, _FLOAT, _DOUBLE = map(np.dtype, (np.int32, np.uint32, np.float32, np.float64))
+_UINT, _FLOAT = map(np.dtype, (np.uint32, np.float32))
 _LANES = 64  # beyond, a program is faster than a loop over the lanes of each row
 
 
@@ -98,13 +99,13 @@ def extend_keeping(buffer: Buffer, state: BufferState, packed: jax.Array, slot: 
     return after.replace(sampler=sampler.with_leaves(after.sampler, slot, kept, buffer.geometry, token))
 
 
-class PriorityDraws(HostDraws):
+class PriorityDraws(HostDraws, PriorityUpdate):
     """Prioritized draws, and at most one update of priorities that waits for the next: of rows held, that refuses nothing."""
 
     word: Any = np.int32
 
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
-        super().__init__(buffer, impl, view, names)
+        HostDraws.__init__(self, buffer, impl, view, names)
         assert isinstance(buffer.sampler, Prioritized)
         self.bits = functools.partial(_words, stratified=buffer.sampler.stratified)
         self._most = 8 + 4 * buffer.geometry.lanes  # anchors that one draw opens and closes
@@ -114,7 +115,7 @@ class PriorityDraws(HostDraws):
 
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
-        self.update: np.ndarray[Any, Any] | None = None  # int32[3, B], slots, the bits of errors and of generations
+        super().drop()
         # Of the last batch: what was held, and the bytes of slots and generations.
         self._noted: tuple[Any, ...] = None, 0, 0, b""
         self._opened = list[int]()  # changes of collected rows that are in the tree
@@ -195,25 +196,16 @@ class PriorityDraws(HostDraws):
 
     def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
-        arrays: tuple[Any, ...] = index.slot, index.generation, error
-        if mask is not None or not all(type(x) is np.ndarray and x.ndim == 1 and x.size for x in arrays):
-            return False
-        slot, generation, error = arrays
-        known = slot.dtype == _INT and generation.dtype == _UINT and error.dtype in (_FLOAT, _DOUBLE)
-        if not known or not slot.size == generation.size == error.size:
-            return False
-        packed = np.empty((3, slot.size), np.int32)
-        packed[0], errors, packed[2].view(_UINT)[:] = slot, packed[1].view(_FLOAT), generation
-        with np.errstate(over="ignore"):
-            errors[:] = error
-        if np.count_nonzero(np.isfinite(errors)) < errors.size:
+        packed = packed_update(index, error, mask)
+        if packed is None:
             return False
         if block is not None and len(self._changes(engine, block)):
             engine.flush()
         header, *counts, drawn = self._noted
         now, *same = self._held(engine, block)
+        slot, _, generation = packed
         held = header is now and counts == same and slot.tobytes() + generation.tobytes() == drawn
-        if not held and not (self._buffer.dense and self._rings.holds(now, slot, generation, same[1])):
+        if not held and not (self._buffer.dense and self._rings.holds(now, slot, generation.view(_UINT), same[1])):
             return False
         self.settle(engine)
         self.update = packed
@@ -224,10 +216,8 @@ class PriorityDraws(HostDraws):
         if self.update is not None and self._opened:
             words = np.concatenate([_ZERO, *self.update[:2]])
             self._call(engine, program(self._buffer, 0, 0, self.update.shape[1]), words, {})
-        elif self.update is not None:
-            (slot, error, generation), self.update = self.update, None
-            index: Any = Index(slot, generation.view(_UINT))
-            engine.set_priorities(index, error.view(_FLOAT), None, 0.9)
+        else:
+            super().settle(engine)
 
     def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
         """Return those of a draw alone, after an update, and after collected rows; and of writes that keep priorities."""

@@ -31,6 +31,12 @@ def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> Buf
     return buffer.extend(state, rows, mask=mask)
 
 
+def _update_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
+    """Set the priorities of a `PriorityUpdate`."""
+    error, generation = (jax.lax.bitcast_convert_type(packed[i], of) for i, of in ((1, jnp.float32), (2, jnp.uint32)))
+    return buffer.update_priority(state, Index(packed[0], generation), error)
+
+
 def _extend_placed(
     buffer: Buffer, state: BufferState, rows: Any, priority: Any, mask: Any
 ) -> tuple[BufferState, tuple[jax.Array, Index]]:
@@ -71,15 +77,17 @@ FORMS: dict[Form, Callable[[Sample], Any]] = {"whole": lambda batch: batch, "pac
 def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> Any:
     """Return the jitted draw of one batch. (As static arguments, these five would cost 15 us a call.)
 
-    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock`,
-    writes them first and donates the state. It returns the state (else its `changes_of`), the next key, the batch in a form of
-    `FORMS`, and what was counted.
+    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock` and
+    perhaps the update of a `PriorityUpdate`, which it sets before it writes them, and donates the state. It returns the state
+    (else its `changes_of`), the next key, the batch in a form of `FORMS`, and what was counted.
     """
 
     def draw(
-        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None
+        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None, update: Any = None
     ) -> tuple[Any, jax.Array, Any, jax.Array]:
         given, before = state, state.counters
+        if update is not None:
+            state = _update_packed(buffer, state, update)
         if writes:
             state = _extend_packed(buffer, state, rows)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))

@@ -5,6 +5,7 @@ import inspect
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,21 +19,31 @@ from tests.support.trees import same
 from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
 
-def filled(view: str = "row") -> fbuf.Replay:
-    replay = fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=VIEWS[view]), ROW)
+def filled(view: str = "row", sampler: Any = None) -> fbuf.Replay:
+    replay = fbuf.Replay(fbuf.Buffer(24, sampler=sampler or fbuf.samplers.Prioritized(), view=VIEWS[view]), ROW)
     replay.extend(rows_of(np.random.default_rng(1), 9))
     return replay
 
 
-def test_batches_and_states_are_those_of_setting_at_once() -> None:
-    assert compare(make_pair("device", "prioritized", "row", 2, capacity=40), steps=50) > 1
+@pytest.mark.parametrize("sampler", ["prioritized", "ranked", "distinct"])
+def test_batches_and_states_are_those_of_setting_at_once(sampler: str) -> None:
+    assert compare(make_pair("device", sampler, "row", 2, capacity=40), steps=50) > 1
 
 
-@pytest.mark.parametrize("view", ["row", "transition"])
-def test_a_step_is_one_call(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+STEPS = [
+    ("row", None),
+    ("transition", None),
+    ("row", fbuf.samplers.Ranked()),
+    ("row", fbuf.samplers.Prioritized(replace=False)),
+]
+
+
+@pytest.mark.parametrize(("view", "sampler"), STEPS, ids=str)
+def test_a_step_is_one_call(view: str, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, random = filled(view, sampler), np.random.default_rng(0)
+    replay.sample(4)  # with `replace=False` it counts the rows
     monkeypatch.setattr(programs, "update_priority", None)
     monkeypatch.setattr(programs, "extend_packed", None)
-    replay, random = filled(view), np.random.default_rng(0)
     for _ in range(3):
         replay.add(rows_of(random))
         batch = replay.sample(4, to="numpy")

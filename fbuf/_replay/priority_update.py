@@ -1,0 +1,68 @@
+"""`PriorityUpdate`: the arguments of `Replay.update_priority`, until the program of the next draw sets them, or another call.
+
+Each jitted call costs 50 us or more in a Python loop. Only an update that refuses nothing waits: the others must raise at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.sample import Index
+from fbuf._replay.host_rings import HostRings
+from fbuf._replay.programs import write_block
+from fbuf._replay.row_block import RowBlock
+
+_INT, _UINT, _FLOAT, _DOUBLE = map(np.dtype, (np.int32, np.uint32, np.float32, np.float64))
+
+
+def packed_update(index: Index, error: Any, mask: Any) -> np.ndarray[Any, Any] | None:
+    """Return int32[3, B], slots and the bits of errors and generations; None unless they are finite NumPy arrays [B]."""
+    arrays: tuple[Any, ...] = index.slot, index.generation, error
+    if mask is not None or not all(type(x) is np.ndarray and x.ndim == 1 and x.size for x in arrays):
+        return None
+    slot, generation, error = arrays
+    known = slot.dtype == _INT and generation.dtype == _UINT and error.dtype in (_FLOAT, _DOUBLE)
+    if not known or not slot.size == generation.size == error.size:
+        return None
+    packed = np.empty((3, slot.size), np.int32)
+    packed[0], errors, packed[2].view(_UINT)[:] = slot, packed[1].view(_FLOAT), generation
+    with np.errstate(over="ignore"):
+        errors[:] = error
+    return packed if np.count_nonzero(np.isfinite(errors)) == errors.size else None
+
+
+class PriorityUpdate:
+    """At most one update of rows held, of a buffer whose rows can all be drawn, for draws by programs."""
+
+    def __init__(self, buffer: Buffer):
+        self._rings = HostRings(buffer.geometry)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the update."""
+        self.update: np.ndarray[Any, Any] | None = None  # as `packed_update` returns it
+
+    def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
+        """Copy the arguments. Return False, and keep nothing, unless every row can be set."""
+        packed = packed_update(index, error, mask)
+        if packed is None:
+            return False
+        engine.flush()
+        held = self._rings.holds(engine.state.header, packed[0], packed[2].view(_UINT))
+        self.update = packed if held else None
+        return held
+
+    def settle(self, engine: Any) -> None:
+        """Set the priorities that wait."""
+        if self.update is not None:
+            (slot, error, generation), self.update = self.update, None
+            index: Any = Index(slot, generation.view(_UINT))
+            engine.set_priorities(index, error.view(_FLOAT), None, 0.9)
+
+    def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
+        """Write the collected rows."""
+        return write_block(buffer, state, block)
