@@ -362,18 +362,18 @@ class Engine:
         if host is not None:
             jobs = [partial(random_draws(size, self.impl, host.bits).lower, self.key)]
             jobs += host.compilations(self.state, size, numbers, self.block if collects else None)
-        block = self.block
-        if block is not None:
-            for length in block.lengths:
-                rows = block.packed(length)
-                if collects:
-                    jobs.append(partial(programs.extend_packed.lower, self.buffer, self.state, rows))
-                    if self._on_device and host is None:
-                        jobs.append(partial(draw, rows))
-                        if self.updates is not None:
-                            jobs.append(partial(draw, rows, jax.ShapeDtypeStruct((3, size), np.int32)))
+        block = self.block if collects else None
+        for rows in () if block is None else map(block.packed, block.lengths):
+            if isinstance(self.updates, PriorityDraws):
+                jobs.append(self.updates.lower_write(self.state, block, rows))
+                continue
+            jobs.append(partial(programs.extend_packed.lower, self.buffer, self.state, rows))
+            if self._on_device and host is None:
+                jobs.append(partial(draw, rows))
+                if self.updates is not None:
+                    jobs.append(partial(draw, rows, jax.ShapeDtypeStruct((3, size), np.int32)))
         writable = not self.buffer.writer.read_only
-        if writable and not (collects and block is not None) and not isinstance(self.buffer.storage, Ragged):
+        if writable and block is None and not isinstance(self.buffer.storage, Ragged):
             spec, structure = checks.given_spec(self.buffer, self.state)
             lanes = () if self.buffer.lanes is None else (self.buffer.lanes,)
             zeros = [np.zeros((*lanes, *leaf.shape), leaf.dtype) for leaf in spec.values()]

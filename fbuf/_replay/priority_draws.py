@@ -2,7 +2,7 @@
 
 The program sets the priorities of the last batch, opens and closes the anchors of the collected rows, and draws. It takes the
 sum tree and one array of words. Its random bits, counts, indices and rows are those of `HostDraws`. The leaves of rows that
-are collected are then in the tree before the rows are in the state: `extend_packed` keeps them where priorities were set since.
+are collected are then in the tree before the rows are in the state: `extend_keeping` keeps them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fbuf._interfaces.sampler import AnchorChange
 from fbuf._replay.host_draws import Drawn, HostDraws
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.priority_update import PriorityUpdate, packed_update
-from fbuf._replay.programs import extend_packed, sequential_options
+from fbuf._replay.programs import sequential_options
 from fbuf._replay.row_block import RowBlock, unpack
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.samplers._prioritized import Queries, queries
@@ -120,7 +120,6 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         self._noted: tuple[Any, ...] = None, 0, 0, b""
         self._opened = list[int]()  # changes of collected rows that are in the tree
         self._new: Any = ()  # those that the next draw makes
-        self._is_newer = False  # priorities were set after them
 
     def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`. None also while a row waits for later ones whose priority was given."""
@@ -169,7 +168,6 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         sampler, packed = draw(engine.state.sampler, words, numbers)
         if sampler is not None:
             engine.state = with_fields(engine.state, {"sampler": sampler})
-            self._is_newer = self._is_newer or (self.update is not None and bool(self._opened))
             self.update = None
         return packed
 
@@ -220,7 +218,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             super().settle(engine)
 
     def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
-        """Return those of a draw alone, after an update, and after collected rows; and of writes that keep priorities."""
+        """Return those of a draw alone, after an update, and after collected rows."""
         key = jax.ShapeDtypeStruct((2,), np.uint32)
         bits = 1 + jax.eval_shape(lambda key: self.bits(key, size), key).size
         jobs, kinds = list[Any](), [(0, 0), (self._most, size)]
@@ -231,22 +229,19 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         if block is not None:
             words = jax.ShapeDtypeStruct((1 + 2 * size,), np.int32)
             jobs.append(functools.partial(program(self._buffer, 0, 0, size).lower, state.sampler, words, {}))
-            slots = self._nowhere(state, block)
-            for length in block.lengths:
-                jobs.append(functools.partial(extend_keeping.lower, self._buffer, state, block.packed(length), slots))
         return jobs
 
     def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
-        """Write the collected rows. Priorities that were set since some of them are in the tree stay."""
-        packed = block.packed()
-        if self._is_newer:
-            slots, opened = self._nowhere(state, block), [slot for slot in self._opened if slot >= 0]
-            slots[: len(opened)] = opened
-            state = extend_keeping(buffer, state, packed, slots)
-        else:
-            state = extend_packed(buffer, state, packed)[0]
-        self._opened, self._is_newer = [], False
+        """Write the collected rows. Priorities of those that are in the tree stay."""
+        slots, opened = self._nowhere(state, block), [slot for slot in self._opened if slot >= 0]
+        slots[: len(opened)] = opened
+        state = extend_keeping(buffer, state, block.packed(), slots)
+        self._opened = []
         return state
+
+    def lower_write(self, state: BufferState, block: Any, rows: Any) -> Any:
+        """Return a function that lowers the program of `write`."""
+        return functools.partial(extend_keeping.lower, self._buffer, state, rows, self._nowhere(state, block))
 
     def _nowhere(self, state: BufferState, block: RowBlock) -> np.ndarray[Any, Any]:
         """Return C for each row that a block opens at most: its own, and those before it that waited for later ones."""

@@ -196,11 +196,12 @@ def test_a_limit_counts_each_row():
 @pytest.mark.parametrize(
     ("settings", "limit", "programs"),  # capacities of no other test
     [
-        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 10),
+        ({"capacity": 76, "sampler": fbuf.samplers.Ranked()}, None, 8),
+        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 8),
         ({"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 5),
         ({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2),
     ],
-    ids=["collected", "limit", "at once"],
+    ids=["ranked", "collected", "limit", "at once"],
 )
 def test_compile_leaves_nothing_to_compile(settings, limit, programs, caplog):
     buffer, counted = fbuf.Buffer(**settings), list[tuple[int, int]]()
