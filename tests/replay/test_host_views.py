@@ -9,12 +9,12 @@ from tests.support.host_views import SAMPLERS, VIEWS, compare, row_of
 
 @pytest.mark.parametrize(("view", "lanes"), [("stack, n, repeat", 2), ("mask, learns", None)])
 def test_batches_are_those_of_the_program(view, lanes):
-    assert compare(VIEWS[view], lanes) > 50
+    assert compare(VIEWS[view], lanes) == 1
 
 
 @pytest.mark.parametrize(("view", "lanes", "sampler"), [("stack", 2, "seen"), ("n", None, "buffer")])
 def test_prioritized_batches_and_states_are_those_of_the_programs(view, lanes, sampler):
-    assert compare(VIEWS[view], lanes, sampler=SAMPLERS[sampler]) > 50
+    assert compare(VIEWS[view], lanes, sampler=SAMPLERS[sampler]) == 1
 
 
 def test_sums_that_xla_rounds_to_zero_are_its_own():
@@ -40,14 +40,14 @@ CASES = [
 @pytest.mark.optimized
 @pytest.mark.parametrize(("view", "lanes"), CASES, ids=str)
 def test_batches_are_those_of_the_optimised_program(view, lanes):
-    assert compare(VIEWS[view], lanes, seed=1) > 40
+    assert compare(VIEWS[view], lanes, seed=1) == 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("lanes", [None, 1, 3])
 @pytest.mark.parametrize("view", VIEWS)
 def test_batches_of_every_view_are_those_of_the_program(view, lanes):
-    assert compare(VIEWS[view], lanes, seed=2) > 40
+    assert compare(VIEWS[view], lanes, seed=2) == 1
 
 
 @pytest.mark.exhaustive
@@ -55,4 +55,4 @@ def test_batches_of_every_view_are_those_of_the_program(view, lanes):
 @pytest.mark.parametrize("lanes", [None, 3])
 @pytest.mark.parametrize("view", VIEWS)
 def test_prioritized_batches_of_every_view_are_those_of_the_programs(view, lanes, sampler):
-    assert compare(VIEWS[view], lanes, seed=3, sampler=SAMPLERS[sampler]) > 40
+    assert compare(VIEWS[view], lanes, seed=3, sampler=SAMPLERS[sampler]) == 1

@@ -60,7 +60,7 @@ def row_of(random, lead, dtype=np.float32):
 
 
 def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of, sampler=UNIFORM):
-    """Compare batches after every few rows, some of them masked, and cuts; return how many were drawn in NumPy.
+    """Compare batches after every few rows, some of them masked, and cuts; return the share that was drawn in NumPy.
 
     With priorities set those of every second batch; then compare the states.
     """
@@ -97,4 +97,4 @@ def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of, sam
             replay.update_priority(batch.index, error)
             state = update(state, expected.index, error)
     same(*(dict(enumerate(jax.tree.leaves(each))) for each in (replay.state, state)))
-    return sum(drawn)
+    return np.mean(drawn)
