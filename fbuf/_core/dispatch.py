@@ -132,6 +132,16 @@ class Operation(Generic[P, R]):
         except CALLBACK_ERRORS as error:
             raise_cause(state, error)
             raise
+        except RuntimeError as error:
+            leaves = (
+                x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+            )
+            if not any(leaf.is_deleted() for leaf in leaves):
+                raise
+            name = type(buffer).__name__
+            raise RuntimeError(
+                f"{name}: the state was donated. Use the state that the step returned: state = step(state)."
+            ) from error
         return with_changes(state, changes), result
 
 

@@ -203,3 +203,5 @@ def test_a_state_whose_priorities_a_draw_donated_is_refused() -> None:
     replay.sample(4, to="numpy")
     with pytest.raises(RuntimeError, match="the state was donated"):
         replay.state = state
+    with pytest.raises(RuntimeError, match="Buffer: the state was donated"):
+        replay.buffer.sample(state, jax.random.key(0), 4)
