@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 104,
     "public names": 150,
-    "code lines of fbuf/": 38_800,
+    "code lines of fbuf/": 38_848,
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 0,
-    "lines of tests/": 48_037,
+    "lines of tests/": 48_051,
     "lines of tests/support/": 11_062,
     "test files that import tests": 0,
     "texts -k that choose tests": 2,

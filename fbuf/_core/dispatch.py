@@ -133,15 +133,11 @@ class Operation(Generic[P, R]):
             raise_cause(state, error)
             raise
         except RuntimeError as error:
-            leaves = (
-                x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-            )
-            if not any(leaf.is_deleted() for leaf in leaves):
-                raise
-            name = type(buffer).__name__
-            raise RuntimeError(
-                f"{name}: the state was donated. Use the state that the step returned: state = step(state)."
-            ) from error
+            arrays = [x for x in jax.tree.leaves(state) if not isinstance(x, jax.core.Tracer)]
+            if any(isinstance(x, jax.Array) and x.is_deleted() for x in arrays):
+                fix = "Use the state that the step returned: state = step(state)."
+                raise RuntimeError(f"{type(buffer).__name__}: the state was donated. {fix}") from error
+            raise
         return with_changes(state, changes), result
 
 
