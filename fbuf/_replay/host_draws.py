@@ -78,7 +78,7 @@ class HostDraws:
         self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
         self._rings = HostRings(buffer.geometry)
         self._shape = self._geometry.lanes, self._geometry.length, buffer.lanes is not None
-        self._size = 0  # of the last draw
+        self._size = 0  # of the last draw, for which there are weights of 1 and a mask
         self._key: Any = None  # after it
         self._next: Any = iter(())  # keys and random bits of the next draws
         self._view = view
@@ -119,7 +119,7 @@ class HostDraws:
             generation = rings.generations.take(2 * lane + (position < rings.cursor.take(lane)))
         index = slot.astype(np.int32)
         self._note(engine, block, index, generation)
-        leaves += [index, generation, drawn.chance, drawn.weight, np.ones(size, bool)]
+        leaves += [index, generation, drawn.chance, drawn.weight, self._mask.copy()]
         self._key = after
         return after, HostBatch(leaves, self._structure)
 
@@ -145,7 +145,7 @@ class HostDraws:
             slot, lane = self._slots(rings, rank)
         else:
             slot, lane = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
-        return Drawn(slot, lane, np.full(size, np.float32(1) / np.float32(total)), np.ones(size, np.float32))
+        return Drawn(slot, lane, self._weight * (np.float32(1) / np.float32(total)), self._weight.copy())
 
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
         """Return the slots of rows int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""
@@ -161,6 +161,7 @@ class HostDraws:
         """Return the data of the next key and the random bits of a draw."""
         if key is not self._key or size != self._size:
             self._next, self._size = iter(()), size
+            self._weight, self._mask = np.ones(size, np.float32), np.ones(size, bool)
         drawn = next(self._next, None)
         if drawn is None:
             keys, bits = random_draws(size, self._impl, self.bits)(jax.device_put(key))

@@ -162,7 +162,7 @@ class HostTransition:
         around = slot + self._span * lanes
         here, path = rows.at(slot), rows.at(around, by_step=True)
         near = rows.flags(path)
-        end = (self._ends.take(near[self.back :]) + self._at).min(axis=0)
+        end = np.minimum.reduce(self._ends.take(near[self.back :]) + self._at)
         steps = rows.at(around[self.back :], by_step=True) if self.back else path
         reward = self._sum(rows.take(self._reward, steps), ends.rewards.take(end, mode="clip"))
         if reward is None:
