@@ -77,7 +77,7 @@ _LONG = 2**30  # rows; steps of longer episodes are stored modulo the stride
 
 def has(flags: Array, bits: int) -> Array:
     """Return whether one of `bits` is set."""
-    return (flags & jnp.uint8(bits)) != jnp.uint8(0)
+    return (flags & bits) != 0
 
 
 def bit(condition: Array, bits: int) -> Array:
@@ -222,7 +222,7 @@ def extend(
     rule, again, most = anchors.rule, rows.ids is not None or cut is not None, rows.flags.shape[0]
     all_kept = rows.keep is None and rows.number is None
     anchors, rows, count, was = _compact_and_cut(anchors, geometry, ring, rows, cut, token)
-    lost, behind = jnp.maximum(ring.size + count - jnp.int32(geometry.length), jnp.int32(0)), rule.back
+    lost, behind = jnp.maximum(ring.size + count - geometry.length, 0), rule.back
     if evict is not None:
         lost, most = evict
     elif rows.number is not None:  # the oldest row begins an episode, so nothing is cut
@@ -237,13 +237,13 @@ def extend(
     closing = has(near_flags, ANCHOR) & (near_age < write.size)
     closing = closing & ((near_age < write.lost) | _lacks_frames(write, lacks, near_age))
     unset = closing if evict is not None else closing & (near_age >= write.lost)
-    written = [*opened.written, (unset, near_age, near_flags & jnp.uint8(0xFF - ANCHOR))]
+    written = [*opened.written, (unset, near_age, near_flags & (0xFF - ANCHOR))]
     closed, opening = (jnp.sum(mask, axis=0, dtype=jnp.int32) for mask in (closing, opened.mask))
 
     starts = anchors.starts
     if starts is not None:
         overwritten = has(near_flags, START) & (near_age < write.size) & (near_age < write.lost)
-        new = has(write.flags, START) & write.stays & (write.row >= jnp.int32(write.tail_rows))
+        new = has(write.flags, START) & write.stays & (write.row >= write.tail_rows)
         starts = _update_starts(starts, geometry, ring, overwritten, new, write.age, token)
     tail, given, stamp = _next_tail(anchors, rows, count, all_kept, opened.flags)
     episode, episode_after = _episodes(anchors, write.flags, count)
@@ -309,10 +309,10 @@ def _placed(
     """Return tail and new rows, of which `count` int32[E] are new, and the rows of the running episode afterwards."""
     tail_rows = width(anchors.rule)
     index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
-    end, size, lost = jnp.int32(tail_rows) + count, ring.size[None, :], lost[None, :]
+    end, size, lost = tail_rows + count, ring.size[None, :], lost[None, :]
     exists = index < end[None, :]
     flags = jnp.where(exists, flags, jnp.uint8(0))
-    age = index - jnp.int32(tail_rows) + size
+    age = index - tail_rows + size
     step, after = _steps(anchors, flags, exists, count)
     place = size, lost, age, exists & (age >= lost), step
     return _Write(view, geometry, ring, tail_rows, index, end, exists, flags, was, again, *place), after
@@ -335,7 +335,7 @@ def _open_anchors(
         values += (decided & chosen,)  # not read, but computed once: XLA would compute it again for each use
     token, (near_flags, around_flags, other) = order_after_reads(token, values)
     # The first `behind` rows that stay lack earlier frames, unless an episode starts in between.
-    newer = jnp.clip(context - write.size + jnp.int32(write.tail_rows), 0, write.row.shape[0] - 1)
+    newer = jnp.clip(context - write.size + write.tail_rows, 0, write.row.shape[0] - 1)
     context_flags = jnp.where(context < write.size, around_flags, jnp.take_along_axis(write.flags, newer, axis=0))
     lacks = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
     if anchors.rule.prompt:
@@ -348,7 +348,7 @@ def _lacks_frames(write: _Write, lacks: Array | None, age: Array) -> Array:
     if lacks is None:
         return jnp.zeros(age.shape, bool)
     behind, place = lacks.shape[0], age - write.lost
-    inside = (place >= jnp.int32(0)) & (place < jnp.int32(behind))
+    inside = (place >= 0) & (place < behind)
     return inside & jnp.take_along_axis(lacks, jnp.clip(place, 0, behind - 1), axis=0)
 
 
@@ -375,7 +375,7 @@ def _open_completed(
     new = _among_new(age, mask, write.size, tail_rows, write.row.shape[0] - tail_rows)
     flags = write.flags | bit(new, ANCHOR)
     written = [(write.stays[tail_rows:], write.age[tail_rows:], flags[tail_rows:])]
-    written += [(mask & (age < write.size), age, before | jnp.uint8(ANCHOR))]
+    written += [(mask & (age < write.size), age, before | ANCHOR)]
     return _Opened(slot, mask, flags, written, slice(tail_rows - write.again, None))
 
 
@@ -385,11 +385,11 @@ def _open_decided(
     """Open the rows of tail and write that are `chosen` bool[W + N, E] and were undecided before."""
     assert anchors.pending is not None
     rule, newest = anchors.rule, write.tail_rows - 1
-    undecided_before = write.row >= (jnp.int32(write.tail_rows) - anchors.pending)[None, :]
+    undecided_before = write.row >= (write.tail_rows - anchors.pending)[None, :]
     examined = undecided_before
     if write.again and rule.closes:  # the window that the newest row completed closes the episode if it is cut there
         uncut = write.view.decide(write.flags.at[newest].set(write.was[0]), write.end, write.step)[1]
-        complete = write.row == jnp.int32(newest - rule.ahead)
+        complete = write.row == (newest - rule.ahead)
         examined = examined | complete & ~uncut & chosen & (write.flags[newest] != write.was[0])[None, :]
     mask = examined & chosen & write.stays & ~_lacks_frames(write, lacks, write.age)
     flags = write.flags | bit(mask, ANCHOR)
@@ -418,7 +418,7 @@ def _next_tail(
         tail_stamp = newest_of(stamp)
     tail = dataclasses.replace(
         anchors,
-        tail_flags=newest_of(flags) & jnp.uint8(0xFF - ANCHOR),
+        tail_flags=newest_of(flags) & (0xFF - ANCHOR),
         tail_priority=None if before is None else newest_of(priority),
         tail_stamp=tail_stamp,
     )
@@ -436,8 +436,8 @@ def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: Array, to
     """Set the flags of the newest row of the lanes `cut` bool[E]. A lane that is empty, or was cut, stays as it is."""
     newest = anchors.tail_flags[-1]
     after = _cut(newest, cut, anchors.rule.reset_rows)
-    slot = by_age(ring, geometry, ring.size[None, :] - jnp.int32(1))[0]
-    nowhere = jnp.int32(geometry.capacity) + jnp.arange(geometry.lanes, dtype=jnp.int32)
+    slot = by_age(ring, geometry, ring.size[None, :] - 1)[0]
+    nowhere = geometry.capacity + jnp.arange(geometry.lanes, dtype=jnp.int32)
     at = jnp.where(after != newest, slot, nowhere) + token
     flags = anchors.flags.at[at].add(after - newest, mode="drop", unique_indices=True)
     return dataclasses.replace(anchors, flags=flags, tail_flags=anchors.tail_flags.at[-1].set(after))
@@ -460,14 +460,14 @@ def _steps(anchors: Anchors, flags: Array, exists: Array, count: Array) -> tuple
     if anchors.step is None:
         return None, None
     rule, tail_rows = anchors.rule, anchors.tail_flags.shape[0]
-    index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None] - jnp.int32(tail_rows)
+    index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None] - tail_rows
     step, after = anchors.step[None, :] + index, anchors.step + count
     if not rule.crosses:
-        starts = has(flags, START) & exists & (index >= jnp.int32(0))
+        starts = has(flags, START) & exists & (index >= 0)
         begun = lax.cummax(jnp.where(starts, index, jnp.int32(-1)), axis=0)
-        step = jnp.where(begun >= jnp.int32(0), index - begun, step)
-        after = jnp.where(begun[-1] >= jnp.int32(0), count - begun[-1], after)
-    return step, jnp.where(after >= jnp.int32(_LONG), after - unknown_step(anchors), after)
+        step = jnp.where(begun >= 0, index - begun, step)
+        after = jnp.where(begun[-1] >= 0, count - begun[-1], after)
+    return step, jnp.where(after >= _LONG, after - unknown_step(anchors), after)
 
 
 def undecided(anchors: Anchors) -> Array:
@@ -477,11 +477,11 @@ def undecided(anchors: Anchors) -> Array:
         return anchors.pending
     assert step is not None
     if rule.closes:  # the next row may end the episode
-        number = jnp.minimum(step, jnp.int32(rule.ahead))
+        number = jnp.minimum(step, rule.ahead)
         return jnp.where(has(anchors.tail_flags[-1], RESET | CUT if rule.reset_rows else END), jnp.int32(0), number)
-    after = step - jnp.int32(rule.ahead + 1)  # rows since the first window was complete
-    partial = after % jnp.int32(rule.stride) + jnp.int32(rule.ahead + 1 - rule.stride)
-    number = jnp.where(after < jnp.int32(0), step, jnp.maximum(partial, jnp.int32(0)))
+    after = step - (rule.ahead + 1)  # rows since the first window was complete
+    partial = after % jnp.int32(rule.stride) + (rule.ahead + 1 - rule.stride)
+    number = jnp.where(after < 0, step, jnp.maximum(partial, 0))
     ended = has(anchors.tail_flags[-1], RESET | CUT if rule.reset_rows else END)
     return number if rule.crosses else jnp.where(ended, jnp.int32(0), number)
 
@@ -509,8 +509,8 @@ def _update_starts(
     length = jnp.int32(geometry.length)
     lost = jnp.sum(overwritten, axis=0, dtype=jnp.int32)
     head, count = (starts.head + lost) % length, starts.count - lost
-    entry = (head + count)[None, :] + jnp.cumsum(new, axis=0, dtype=jnp.int32) - jnp.int32(1)
-    nowhere = jnp.int32(geometry.capacity) + jnp.arange(new.size, dtype=jnp.int32).reshape(new.shape)
+    entry = (head + count)[None, :] + jnp.cumsum(new, axis=0, dtype=jnp.int32) - 1
+    nowhere = geometry.capacity + jnp.arange(new.size, dtype=jnp.int32).reshape(new.shape)
     at = jnp.where(new, slot_at(geometry, entry % length), nowhere).reshape(-1) + token
     value = ((ring.cursor - ring.size)[None, :] + age) % length
     return EpisodeStarts(
@@ -541,9 +541,9 @@ def episode_around(
         open_still = low < high
         later = age_of(middle) > age
         high = jnp.where(open_still & later, middle, high)
-        low = jnp.where(open_still & ~later, middle + jnp.int32(1), low)
-    first = jnp.where(low > jnp.int32(0), age_of(jnp.maximum(low - jnp.int32(1), jnp.int32(0))), jnp.int32(0))
-    last = jnp.where(low < count, age_of(low), ring.size[lane]) - jnp.int32(1)
+        low = jnp.where(open_still & ~later, middle + 1, low)
+    first = jnp.where(low > 0, age_of(jnp.maximum(low - 1, 0)), jnp.int32(0))
+    last = jnp.where(low < count, age_of(low), ring.size[lane]) - 1
     return first, last
 
 
@@ -554,7 +554,7 @@ def _set_flags(
     at, values, first = [], [], geometry.capacity
     for mask, age, value in written:
         slot = by_age(ring, geometry, age)
-        nowhere = jnp.int32(first) + jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
+        nowhere = first + jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
         at.append(jnp.where(mask, slot, nowhere).reshape(-1))
         values.append(value.reshape(-1))
         first += slot.size
@@ -590,7 +590,7 @@ def count_before(flags: Array) -> Array:
 
     def count(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         before, total = carry
-        block = number.astype(jnp.int32) * jnp.int32(_GROUP) + within
+        block = number.astype(jnp.int32) * _GROUP + within
         each = jnp.sum(_anchors_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
         upto = total + jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
         before = before.at[block].set(upto, mode="drop", unique_indices=True)
@@ -602,18 +602,18 @@ def count_before(flags: Array) -> Array:
 
 def _anchors_in_blocks(flags: Array, block: Array, size: int) -> Array:
     """Return which rows of each block int32[K] of `size` rows are open, bool[K, size]; False beyond the end."""
-    at = block[:, None] * jnp.int32(size) + jnp.arange(size, dtype=jnp.int32)[None, :]
+    at = block[:, None] * size + jnp.arange(size, dtype=jnp.int32)[None, :]
     last = jnp.int32(flags.shape[0] - 1)
     return has(flags.at[jnp.minimum(at, last)].get(mode="promise_in_bounds"), ANCHOR) & (at <= last)
 
 
 def nth_by_count(flags: Array, before: Array, nth: Array) -> Array:
     """Return the slots of the `nth` int32[B] open rows in order of slot, by the counts before each block. O(log C)."""
-    block = jnp.maximum(number_up_to(before, nth) - jnp.int32(1), jnp.int32(0))
+    block = jnp.maximum(number_up_to(before, nth) - 1, 0)
     upto = jnp.cumsum(_anchors_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
     passed = upto <= (nth - before.at[block].get(mode="promise_in_bounds"))[:, None]
-    slot = block * jnp.int32(BLOCK) + jnp.sum(passed, axis=1, dtype=jnp.int32)
-    return jnp.minimum(slot, jnp.int32(flags.shape[0] - 1))
+    slot = block * BLOCK + jnp.sum(passed, axis=1, dtype=jnp.int32)
+    return jnp.minimum(slot, flags.shape[0] - 1)
 
 
 def nth_anchor(flags: Array, nth: Array, wanted: Array) -> Array:
@@ -638,13 +638,13 @@ def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> A
         total = jnp.cumsum(_anchors_in_blocks(flags, number[None], block)[0], dtype=jnp.int32)
         want = nth - seen
         place = number_up_to(total, want)
-        hit = (want >= jnp.int32(0)) & (want < total[-1]) & (found == jnp.int32(capacity))
-        found = jnp.where(hit, number * jnp.int32(block) + place, found)
-        return number + jnp.int32(1), seen + total[-1], found
+        hit = (want >= 0) & (want < total[-1]) & (found == capacity)
+        found = jnp.where(hit, number * block + place, found)
+        return number + 1, seen + total[-1], found
 
     def unfinished(carry: tuple[Array, Array, Array]) -> Array:
         number, _, found = carry
-        return (number < jnp.int32(-(-capacity // block))) & jnp.any(wanted & (found == jnp.int32(capacity)))
+        return (number < -(-capacity // block)) & jnp.any(wanted & (found == capacity))
 
     zero = jnp.zeros((), jnp.int32)
     found = control_flow.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
@@ -662,14 +662,14 @@ def _nth_by_sums(flags: Array, nth: Array, wanted: Array) -> Array:
     place = jnp.arange(blocks, dtype=jnp.int32)
     earlier = place[None, :] < place[:, None]  # a prefix sum in one kernel
     before = jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
-    number = jnp.sum(before[None, :] <= nth[:, None], axis=1, dtype=jnp.int32) - jnp.int32(1)
+    number = jnp.sum(before[None, :] <= nth[:, None], axis=1, dtype=jnp.int32) - 1
     rest = nth - before.at[number].get(mode="promise_in_bounds")
     while block > 1:
         block //= _FAN_OUT
-        part = number[:, None] * jnp.int32(_FAN_OUT) + jnp.arange(_FAN_OUT, dtype=jnp.int32)[None, :]
+        part = number[:, None] * _FAN_OUT + jnp.arange(_FAN_OUT, dtype=jnp.int32)[None, :]
         opened = _anchors_in_blocks(flags, part.reshape(-1), block).reshape(*part.shape, block)
         upto = jnp.cumsum(jnp.sum(opened, axis=2, dtype=jnp.int32), axis=1, dtype=jnp.int32)
         passed = upto <= rest[:, None]
-        number = number * jnp.int32(_FAN_OUT) + jnp.sum(passed, axis=1, dtype=jnp.int32)
+        number = number * _FAN_OUT + jnp.sum(passed, axis=1, dtype=jnp.int32)
         rest = rest - jnp.max(jnp.where(passed, upto, jnp.int32(0)), axis=1)
     return jnp.where(wanted & (nth < before[-1] + each[-1]), number, jnp.int32(capacity))
