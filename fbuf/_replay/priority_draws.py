@@ -235,9 +235,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         """Write the collected rows. Priorities of those that are in the tree stay."""
         slots, opened = self._nowhere(state, block), [slot for slot in self._opened if slot >= 0]
         slots[: len(opened)] = opened
-        state = extend_keeping(buffer, state, block.packed(), slots)
-        self._opened = []
-        return state
+        after, self._opened = extend_keeping(buffer, state, block.packed(), slots), []
+        return after
 
     def lower_write(self, state: BufferState, block: Any, rows: Any) -> Any:
         """Return a function that lowers the program of `write`."""
