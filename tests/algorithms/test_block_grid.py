@@ -124,6 +124,7 @@ def test_rows_come_back_to_the_bit():
         ((9, 11, 3), "uint8", (4, 4)),  # four lines share words
         ((5, 4, 4), "float32", None),  # too small for frames stacked last: five frames of 4 x 4
         ((31, 33), "uint8", (7, 28)),
+        ((22, 17), "uint8", (12, 8)),  # four parts of three lines share words
         ((), "int16", None),
         ((2, 1, 3, 7, 3), "float16", (2, 2)),
         ((4, 9, 11), "uint32", (100, 200)),

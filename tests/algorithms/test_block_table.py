@@ -164,3 +164,10 @@ test_tables_of_every_hash_and_load = checks(
         (check_rebuild, itertools.product(DIGESTS, [64, 1024])),
     ],
 )
+
+
+def test_slots_of_buckets_read_by_line_or_one_by_one():
+    slots = np.random.default_rng(0).permutation(3 * WAYS).astype(np.uint32)
+    bucket = np.array([[2, 0], [1, 1]], np.int32)
+    for form in (block_table._lines, block_table._elements):
+        np.testing.assert_array_equal(form(jnp.asarray(slots), jnp.asarray(bucket)), slots.reshape(3, WAYS)[bucket])

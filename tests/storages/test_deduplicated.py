@@ -42,7 +42,7 @@ def test_stacks_are_those_of_the_device(platform: str, monkeypatch: pytest.Monke
     rows = row_with(random.integers(0, 256, (40, 8, 8), np.uint8), 40, **ends)
     view = Transition(n_step=2, stack=3, autoreset="same_step")
     blocks = {"cpu": 512, "default": 544}[platform]  # what was traced for one is not used for the other
-    for storage in (Device(), Deduplicated(keys=("obs",), block=(4, 4), blocks=blocks)):
+    for storage in (Device(), Deduplicated(keys=("obs",), block=(8, 4), blocks=blocks)):
         buffer = fbuf.Buffer(32, storage=storage, view=view)
         state = buffer.extend(buffer.init(jax.tree.map(lambda leaf: leaf[0], rows)), rows)
         batches.append(buffer.peek(state, jax.random.key(0), 64))
