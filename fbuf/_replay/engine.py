@@ -364,11 +364,10 @@ class Engine:
             jobs += host.compilations(self.state, size, numbers, self.block if collects else None)
         block = self.block if collects else None
         for rows in () if block is None else map(block.packed, block.lengths):
+            jobs.append(partial(programs.extend_packed.lower, self.buffer, self.state, rows))
             if isinstance(self.updates, PriorityDraws):
                 jobs.append(self.updates.lower_write(self.state, block, rows))
-                continue
-            jobs.append(partial(programs.extend_packed.lower, self.buffer, self.state, rows))
-            if self._on_device and host is None:
+            elif self._on_device and host is None:
                 jobs.append(partial(draw, rows))
                 if self.updates is not None:
                     jobs.append(partial(draw, rows, jax.ShapeDtypeStruct((3, size), np.int32)))

@@ -233,6 +233,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
 
     def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
         """Write the collected rows. Priorities of those that are in the tree stay."""
+        if not self._opened:  # 5 to 30 % faster
+            return super().write(buffer, state, block)
         slots, opened = self._nowhere(state, block), [slot for slot in self._opened if slot >= 0]
         slots[: len(opened)] = opened
         after, self._opened = extend_keeping(buffer, state, block.packed(), slots), []

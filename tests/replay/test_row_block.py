@@ -197,7 +197,7 @@ def test_a_limit_counts_each_row():
     ("settings", "limit", "programs"),  # capacities of no other test
     [
         ({"capacity": 76, "sampler": fbuf.samplers.Ranked()}, None, 8),
-        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 8),
+        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 10),
         ({"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 5),
         ({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2),
     ],
