@@ -407,10 +407,10 @@ def reader(buffer: fbuf.Buffer, convert: Callable[[Any], Any] = as_is) -> Callab
     @functools.partial(jax.jit, donate_argnums=1)
     def run(state: Any, stacks: Any, anchors: jax.Array) -> Any:
         spec, structure = buffer.storage.spec(state.rows)
-        anchors = state_ops.anchor_set(buffer, state)
+        known = state_ops.anchor_set(buffer, state)
 
         def step(_: Any, slot: jax.Array) -> Any:
-            window = buffer.view.window(spec, anchors, slot, jnp.ones(slot.shape, bool), jax.random.key(0))
+            window = buffer.view.window(spec, known, slot, jnp.ones(slot.shape, bool), jax.random.key(0))
             arrays, _ = buffer.storage.read(state.rows, window.reads)
             data = buffer.view.assemble(spec, structure, arrays, window)
             data = convert({name: data[name] for name in ("obs", "next_obs")})

@@ -228,7 +228,7 @@ def test_outputs_are_always_filled_and_inputs_never_written() -> None:
     assert not fresh.flags.writeable  # the view that user codecs and the store get
     out = np.full((5, 2), 171, np.uint32)
     keep = np.array([True, True, True, True, False])
-    callbacks._patch_rows((0,), None, out, id, token, after, pairs, keep, np.zeros((5, 6), np.int32))
+    callbacks._update_rows((0,), None, out, id, token, after, pairs, keep, np.zeros((5, 6), np.int32))
     np.testing.assert_array_equal(np.delete(out, 2, 0), np.delete(pairs, 2, 0))
     assert out[2, 1] == 2**31
 
