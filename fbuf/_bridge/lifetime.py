@@ -310,9 +310,9 @@ def traced() -> bool:
 
 def sweep() -> None:
     """Drop the stores whose last pending computation is done."""
-    while _retired:
-        _retire(_retired.popleft())
     with _lock:
+        while _retired:
+            _retire(_retired.popleft())
         for id, grave in list(_graveyard.items()):
             pending = [_is_pending(ref()) for ref in grave.arrays]
             if any(pending):

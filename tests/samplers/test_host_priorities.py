@@ -331,7 +331,7 @@ def test_bytes_are_counted():
 @pytest.mark.more
 def test_the_callbacks_for_accelerators_agree(monkeypatch):
     plain = make("host")
-    buffer = dataclasses.replace(plain, sampler=Prioritized(on="host", beta=0.5))  # as in `verb`; traced anew
+    buffer = dataclasses.replace(plain, sampler=Prioritized(on="host", beta=0.5))  # as in `verb`; traced again
 
     def step(state, seed):
         return verb(buffer, "learn", verb(buffer, "extend", state, seed)[0], seed)
