@@ -15,6 +15,7 @@ Source: flashbax 0.1.3, `trajectory_buffer.py`, `prioritised_trajectory_buffer.p
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from fbuf._rows.columns import DTYPES, Column, Fields, check_name, read_json
 from fbuf.interop._source import Source
 
 _CALL = "from_flashbax"
+_LARGEST_CHUNK = 2**27  # bytes; chunks that flashbax writes have a million elements
 
 
 def from_flashbax(
@@ -234,7 +236,13 @@ def _leaves(described: Path, tree: Any, prefix: str = "") -> Iterator[tuple[str,
 def _open_array(tensorstore: Any, context: Any, path: Path, name: str) -> Any:
     base = {"driver": "file", "path": f"{path.resolve()}/"}
     spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": name}}
-    return _result(path, tensorstore.open(spec, open=True, read=True, context=context))
+    array = _result(path, tensorstore.open(spec, open=True, read=True, context=context))
+    chunk = array.chunk_layout.read_chunk.shape
+    if math.prod(chunk) * array.dtype.numpy_dtype.itemsize > _LARGEST_CHUNK:  # tensorstore would end the process
+        raise ValueError(
+            f"{_VAULT}: array '{name}' of {path} has chunks of {list(chunk)}; expected at most {_LARGEST_CHUNK} bytes each."
+        )
+    return array
 
 
 def _result(path: Path, future: Any) -> Any:

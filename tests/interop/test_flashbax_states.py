@@ -147,6 +147,11 @@ def test_damaged_vaults_are_refused(tmp_path):
     pytest.raises(ValueError, from_vault, path, newest=4).match("are missing. Take later ones")
     index.write(np.array([-1], np.int32)).result()
     pytest.raises(ValueError, from_vault, path).match("and -1 rows")
+    large = {"shape": [1], "chunks": [2**40], "dtype": "<i4"}
+    tensorstore.open({"driver": "zarr", "kvstore": base, "metadata": large}, create=True, delete_existing=True).result()
+    pytest.raises(ValueError, from_vault, path).match(
+        r"'vault_index' .* has chunks of \[1099511627776\]; expected at most"
+    )
     shutil.rmtree(path / "d")
     pytest.raises((ValueError, FileNotFoundError), from_vault, path)
     pytest.raises(FileNotFoundError, from_vault, tmp_path).match("expected a flashbax Vault")
