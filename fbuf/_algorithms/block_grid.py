@@ -164,17 +164,18 @@ def from_words_of_blocks(words: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct
     rest, (high, wide), each = words.shape[2:], cut.tile, max(4 // cut.size, 1)
     # Stacked: a TPU stores the words once for each part if all shifts are one operation.
     parts = [words >> jnp.uint32(8 * cut.size * part) for part in range(each)]
-    bits = jnp.stack([part.astype(f"uint{8 * min(cut.size, 4)}") for part in parts])
+    bits = jnp.stack([part.astype(f"uint{8 * min(cut.size, 4)}") for part in parts])  # [part, word, block, ...]
     planes, each = (each, 1) if cut.planes > 1 else (1, each)
     bits = bits.reshape(planes, each, high, wide, cut.frames, cut.down, cut.across, *rest)
+    # [plane, part, line, column, frame, down, across, ...] to [frame, down, plane, line, across, column, part, ...]
     bits = bits.transpose(4, 5, 0, 2, 6, 3, 1, *range(7, bits.ndim))
     bits = bits.reshape(cut.frames, cut.down * cut.rows, cut.across * wide * each, *rest)
-    if cut.size == 8:
+    if cut.size == 8:  # pairs of words along the line
         pairs = bits.reshape(*bits.shape[:2], bits.shape[2] // 2, 2, *rest)
         bits = lax.bitcast_convert_type(jnp.moveaxis(pairs, 3, -1), jnp.uint64)
     bits = bits[:, : cut.height, : cut.line // cut.size]
     if cut.last:
-        stack = leaf.shape[-1]
+        stack = leaf.shape[-1]  # [frame, y, x, ...] to [lead, y, x, stack, ...]
         bits = jnp.moveaxis(bits.reshape(cut.frames // stack, stack, *leaf.shape[-3:-1], *rest), 1, 3)
     return _from_bits(bits.reshape(*leaf.shape, *rest), leaf)
 

@@ -297,7 +297,7 @@ def _take_places(count: Array, hand: Array, new: Array, live: Array) -> tuple[Ar
     return jnp.where(new & (rank < wanted), taken, jnp.int32(0)), hand
 
 
-def lot_of(items: int, places: int) -> int:
+def chunk_size(items: int, places: int) -> int:
     """Return how many blocks to insert at once. Small tables use small chunks: a chunk sees the table before its writes."""
     return min(items, 1024, max(2 * WAYS, places // 16))
 
@@ -310,23 +310,23 @@ class Placed(NamedTuple):
 
 
 def insert(
-    table: Table, fetch: Callable[[Array], Array], items: Array, number: Array, lot: int, token: Array
+    table: Table, blocks_of: Callable[[Array], Array], items: Array, number: Array, chunk: int, token: Array
 ) -> tuple[Table, Placed, Array]:
-    """Find or add the first `number` <= K of `items` int32[K]; `fetch` returns the blocks of items.
+    """Find or add the first `number` <= K of `items` int32[K], whose blocks `blocks_of` returns.
 
     New places have a count of 1 until `refer` sets their references.
 
-    Cost: O(number), in chunks of `lot` blocks, plus the places that the hand passes; the table is written in place.
+    Cost: O(number), in chunks of `chunk` blocks, plus the places that the hand passes; the table is written in place.
     """
     total = items.shape[0]
     places, slots = table.count.shape[0], table.names.shape[0]
-    items = jnp.concatenate([items, jnp.zeros((lot,), jnp.int32)])
-    iota = jnp.arange(lot, dtype=jnp.int32)
+    items = jnp.concatenate([items, jnp.zeros((chunk,), jnp.int32)])
+    iota = jnp.arange(chunk, dtype=jnp.int32)
 
     def step(carry: tuple[Array, Table, Placed, Array]) -> tuple[Array, Table, Placed, Array]:
         begin, table, placed, token = carry
         valid = begin + iota < number
-        blocks = fetch(lax.dynamic_slice(items, (begin,), (lot,)))
+        blocks = blocks_of(lax.dynamic_slice(items, (begin,), (chunk,)))
         hashes = digest(blocks)
         prints = jnp.maximum(hashes[1], jnp.uint32(1))
         bucket = _buckets(*hashes, slots // WAYS)
@@ -367,9 +367,9 @@ def insert(
         token, (place,) = order_after_reads(token, (place,))
         found_now = Placed(place, back | got)
         placed = jax.tree.map(lambda all, now: lax.dynamic_update_slice(all, now, (begin,)), placed, found_now)
-        return jnp.minimum(begin + jnp.int32(lot), jnp.int32(total)), table, placed, token
+        return jnp.minimum(begin + jnp.int32(chunk), jnp.int32(total)), table, placed, token
 
-    empty = Placed(jnp.zeros((total + lot,), jnp.int32), jnp.zeros((total + lot,), bool))
+    empty = Placed(jnp.zeros((total + chunk,), jnp.int32), jnp.zeros((total + chunk,), bool))
     _, table, placed, token = control_flow.while_loop(
         lambda carry: any_unbatched(carry[0] < number), step, (jnp.zeros((), jnp.int32), table, empty, token)
     )
@@ -389,14 +389,14 @@ def _free_slots(table: Table, prints: Array, bucket: Array, missing: Array) -> A
     free = _bits(prints == jnp.uint32(0))
     free = jnp.where(bucket == jnp.int32(0), free & jnp.uint32(2**32 - 2), free)
     few = max(4, 6 * bucket.shape[0] * WAYS // table.names.shape[0])
-    crowded = missing & (jnp.sum(lax.population_count(free), axis=1, dtype=jnp.uint32) < jnp.uint32(few))
+    needs_eviction = missing & (jnp.sum(lax.population_count(free), axis=1, dtype=jnp.uint32) < jnp.uint32(few))
 
     def idle() -> Array:
         names = _rows(table.names, bucket).astype(jnp.int32)
         unused = table.count.at[names].get(mode="promise_in_bounds") == jnp.uint32(0)
-        return jnp.where(crowded[:, None], free | _bits(unused), free)
+        return jnp.where(needs_eviction[:, None], free | _bits(unused), free)
 
-    return control_flow.cond(any_unbatched(crowded), idle, lambda: free)
+    return control_flow.cond(any_unbatched(needs_eviction), idle, lambda: free)
 
 
 def _rows(array: Array, bucket: Array) -> Array:
@@ -468,12 +468,14 @@ def rebuild(table: Table, places: int) -> tuple[Table, Array, Array]:
     rank = jnp.cumsum(there, dtype=jnp.int32) - jnp.int32(1)
     items = jnp.zeros((total,), jnp.int32).at[jnp.where(there, rank, jnp.int32(total))].set(oldest_first, mode="drop")
 
-    def fetch(item: Array) -> Array:
+    def blocks_of(item: Array) -> Array:
         return table.words.at[item].get(mode="promise_in_bounds")
 
     number = rank[-1] + jnp.int32(1)
     token = jnp.minimum(number, jnp.int32(0))  # 0, hidden from XLA (`fbuf._core.control_flow`)
-    made, placed, _ = insert(init(places, table.words.shape[1]), fetch, items, number, lot_of(total, places), token)
+    made, placed, _ = insert(
+        init(places, table.words.shape[1]), blocks_of, items, number, chunk_size(total, places), token
+    )
     inside = jnp.where(iota < number, items, jnp.int32(total) + iota)
     moved = jnp.zeros((total,), jnp.int32).at[inside].set(placed.place, mode="drop", unique_indices=True)
     lost = jnp.sum(live & (moved == jnp.int32(0)), dtype=jnp.uint32)

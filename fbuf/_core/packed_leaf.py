@@ -22,7 +22,9 @@ from fbuf._core.component import component, state
 TILE = (8, 128)
 _TILE_ELEMENTS = 8 * 128
 _MOST_PADDING = 0.05  # of the elements of a row in tiles, if it can be flat
-_MOST_FLAT = 2**30  # elements, whose positions are int32
+# Elements, whose positions are int32. Positions past the end are dropped, also where they wrap to negative ones: only a write
+# of 3 * 2^30 elements in one call, with 12 GB of positions, could wrap further, into the array.
+_MOST_FLAT = 2**30
 _WITHOUT_BYTES = ("int2", "int4", "uint2", "uint4", "float4")
 
 

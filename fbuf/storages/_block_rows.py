@@ -8,7 +8,7 @@ then references are counted and ids stored. A row with a block that finds no ent
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -188,6 +188,17 @@ def update(rows: DeduplicatedRows, slot: Array, leaves: Leaves, token: Array) ->
     return with_leaves(rows, arrays), jnp.sum(inside & ~accepted, dtype=jnp.uint32) if cuts else None
 
 
+_ByRead = dict[int, Array]  # by the number of a read
+
+
+class _BlockRead(NamedTuple):
+    """A read of a deduplicated leaf."""
+
+    first: int  # number of the first read of the same slots, whose ids and blocks serve both
+    read: Read
+    cut: Cut
+
+
 def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
     """See `Storage.read`: ids, then blocks. Dropped rows are masked and read as zeros.
 
@@ -197,8 +208,7 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[Array], Ar
     cuts = {cut.name: cut for cut in rows.cuts}
     slots = jnp.int32(capacity(rows))
     pools = [read.slot if read.pool is None else read.pool for read in reads]
-    ids: dict[int, Array] = {}  # by the number of the first read of the same slots
-    frames: list[tuple[int, Read, Cut]] = []
+    frames, ids, made = dict[int, _BlockRead](), _ByRead(), _ByRead()
     ok: Array | None = None
     for number, (read, slot) in enumerate(zip(reads, pools, strict=True)):
         if read.name not in cuts:
@@ -206,61 +216,54 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[Array], Ar
         first = next(i for i in range(number + 1) if reads[i].name == read.name and pools[i] is slot)
         if first == number:
             ids[first] = read_rows(arrays[read.name], slot).astype(jnp.int32)
-        frames.append((first, read, cuts[read.name]))
+        frames[number] = _BlockRead(first, read, cuts[read.name])
         there = (ids[first][..., 0] != jnp.int32(0)) | (slot < jnp.int32(0)) | (slot >= slots)
         there = _window(read, there)
         there = jnp.all(there, axis=tuple(range(1, there.ndim))) if there.ndim else there
         ok = there if ok is None else ok & there
-    if ids:
+    if frames:
         # Pinned: XLA would look the ids up again for every word it copies.
         _, ids = order_after_reads(jnp.max(reads[0].slot, initial=0), ids)
-    words = {number: rows.tables[cuts[reads[number].name].table].words for number in ids}
-    by_row, rows_last = partial(_assemble_by_row, frames), partial(_assemble_rows_last, frames)
-    made: Iterator[Array] = iter(())
-    if frames:
-        made = iter(control_flow.platform_dependent(ids, words, cpu=by_row, gpu=by_row, default=rows_last))
-    return [next(made) if read.name in cuts else read_rows(arrays[read.name], read.slot) for read in reads], ok
+        words = {number: rows.tables[frames[number].cut.table].words for number in ids}
+        by_row, rows_last = partial(_assemble_by_row, frames), partial(_assemble_rows_last, frames)
+        made = control_flow.platform_dependent(ids, words, cpu=by_row, gpu=by_row, default=rows_last)
+    return [made[i] if i in made else read_rows(arrays[read.name], read.slot) for i, read in enumerate(reads)], ok
 
 
-def _assemble_by_row(
-    frames: Sequence[tuple[int, Read, Cut]], ids: dict[int, Array], words: dict[int, Array]
-) -> list[Array]:
-    """Return the frames of reads, each with the number of its `ids` [..., blocks]."""
+def _assemble_by_row(frames: Mapping[int, _BlockRead], ids: _ByRead, words: _ByRead) -> _ByRead:
+    """Return the frames of each read, whose blocks have the ids `[..., blocks]` of its first read."""
     blocks = {number: words[number].at[at].get(mode="promise_in_bounds") for number, at in ids.items()}
-    made = []
-    for number, read, cut in frames:
-        mine = _window(read, blocks[number]).reshape(-1, cut.grid.blocks, cut.grid.block_words)
-        made.append(block_grid.from_blocks(mine, cut.grid, cut.spec).reshape(*read.slot.shape, *cut.shape))
+    made = {}
+    for number, (first, read, cut) in frames.items():
+        mine = _window(read, blocks[first]).reshape(-1, cut.grid.blocks, cut.grid.block_words)
+        made[number] = block_grid.from_blocks(mine, cut.grid, cut.spec).reshape(*read.slot.shape, *cut.shape)
     return made
 
 
-def _assemble_rows_last(
-    frames: Sequence[tuple[int, Read, Cut]], ids: dict[int, Array], words: dict[int, Array]
-) -> list[Array]:
+def _assemble_rows_last(frames: Mapping[int, _BlockRead], ids: _ByRead, words: _ByRead) -> _ByRead:
     """Return the same, with the axes of rows last and in reverse: a TPU pads the last axis of an array to 128."""
     blocks = {
         number: jnp.moveaxis(words[number].at[at.T].get(mode="promise_in_bounds"), -1, 0) for number, at in ids.items()
     }
-    made = []
-    for number, read, cut in frames:
-        mine = _window(read, blocks[number], rows_last=True)
+    made = {}
+    for number, (first, read, cut) in frames.items():
+        mine = _window(read, blocks[first], batch=-1, row=-2)
         rows, frame = read.slot.ndim, len(cut.shape)
         order = (*range(frame + rows - 1, frame - 1, -1), *range(frame))
-        made.append(block_grid.from_words_of_blocks(mine, cut.grid, cut.spec).transpose(order))
+        made[number] = block_grid.from_words_of_blocks(mine, cut.grid, cut.spec).transpose(order)
     return made
 
 
-def _window(read: Read, pooled: Array, rows_last: bool = False) -> Array:
-    """Select a read's part of its pool [B, U, ...]: a choice among few shifts, which fuses with what follows."""
+def _window(read: Read, pooled: Array, batch: int = 0, row: int = 1) -> Array:
+    """Select a read's part of its pool, along the axis `row`: a choice among few shifts, which fuses with what follows."""
     if read.pool is None or read.start is None:
         return pooled
-    axis = pooled.ndim - 2 if rows_last else 1
-    ones, length = (1,) * (pooled.ndim - 1), read.slot.shape[1]
-    batch = (*ones, -1) if rows_last else (-1, *ones)
-    chosen = lax.slice_in_dim(pooled, 0, length, axis=axis)
-    for shift in range(1, pooled.shape[axis] - length + 1):
-        here = (read.start == jnp.int32(shift)).reshape(batch)
-        chosen = jnp.where(here, lax.slice_in_dim(pooled, shift, shift + length, axis=axis), chosen)
+    length, shape = read.slot.shape[1], [1] * pooled.ndim
+    shape[batch] = -1
+    chosen = lax.slice_in_dim(pooled, 0, length, axis=row)
+    for shift in range(1, pooled.shape[row] - length + 1):
+        here = (read.start == jnp.int32(shift)).reshape(shape)
+        chosen = jnp.where(here, lax.slice_in_dim(pooled, shift, shift + length, axis=row), chosen)
     return chosen
 
 
@@ -359,9 +362,9 @@ def _encode(
     place = jnp.cumsum(flat, dtype=jnp.int32) - jnp.int32(1)
     iota = jnp.arange(items, dtype=jnp.int32)
     heads = jnp.zeros((items,), jnp.int32).at[jnp.where(flat, place, jnp.int32(items))].set(iota, mode="drop")
-    lot = block_table.lot_of(items, table.count.shape[0])
+    chunk = block_table.chunk_size(items, table.count.shape[0])
     table, placed, token = block_table.insert(
-        table, lambda item: block_grid.take(words, grid, item), heads, place[-1] + jnp.int32(1), lot, token
+        table, lambda item: block_grid.take(words, grid, item), heads, place[-1] + jnp.int32(1), chunk, token
     )
     # An unchanged block has the id of the last changed one at its position.
     place = jnp.where(flat, place, jnp.int32(-1)).reshape(-1, lanes, grid.blocks)

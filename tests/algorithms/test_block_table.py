@@ -149,7 +149,7 @@ def test_one_bucket_pair_is_used_to_its_last_place():
         for seed in range(9):
             refused = model.refused
             model.write(some_blocks(100, 2**32, seed), 16, seed)
-            if refused:  # the lot before found few slots free; now there is none
+            if refused:  # the chunk before found few slots free; now there is none
                 assert model.refused == refused
             for _ in range(3):
                 model.release(1.0, seed, 100)

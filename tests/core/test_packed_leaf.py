@@ -22,8 +22,8 @@ FORMS = {
     [
         ((), np.float32, 1000, None),
         ((0,), np.float32, 1000, None),
-        ((17,), np.float32, 125_000, "flat"),
-        ((17,), np.float32, 2**30, None),  # positions would not fit int32
+        ((17,), np.float32, 2**30 // 17, "flat"),
+        ((17,), np.float32, 2**30 // 17 + 1, None),  # positions would not fit int32
         ((84, 84), np.uint8, 1_000_000, "tiles"),
         ((1500,), np.float32, 1000, "flat"),  # tiles would add a third
         ((1500,), np.float32, 2**20, "tiles"),

@@ -47,23 +47,23 @@ def hashing(name):
         block_table.rebuild.clear_cache()
 
 
-def put(table, blocks, items, number, lot, token=None):
+def put(table, blocks, items, number, chunk, token=None):
     token = jnp.zeros((), jnp.int32) if token is None else token
 
-    def fetch(item):
+    def blocks_of(item):
         return blocks.at[item].get(mode="promise_in_bounds")
 
-    return block_table.insert(table, fetch, items, number, lot, token)
+    return block_table.insert(table, blocks_of, items, number, chunk, token)
 
 
 Calls = namedtuple("Calls", "insert refer release buckets")
 
 
 @functools.cache
-def _calls(digest, lot):
+def _calls(digest, chunk):
     """All in jit; new functions for each digest, as jit caches by function and the digest changes behind its back."""
     return Calls(
-        jax.jit(lambda table, blocks, items, number: put(table, blocks, items, number, lot)),
+        jax.jit(lambda table, blocks, items, number: put(table, blocks, items, number, chunk)),
         REFER,
         RELEASE,
         jax.jit(lambda blocks, number: block_table._buckets(*digest(blocks), number), static_argnums=1),
@@ -93,10 +93,10 @@ def names(blocks):
 class Model:
     """A table beside a dict of blocks and references. Every call checks all that is promised of the table."""
 
-    def __init__(self, places, lot, words=WORDS):
+    def __init__(self, places, chunk, words=WORDS):
         self.table = block_table.init(places, words)
-        self.calls = _calls(block_table.digest, lot)
-        self.lot = lot
+        self.calls = _calls(block_table.digest, chunk)
+        self.chunk = chunk
         self.references = Counter()
         self.ids = []  # one for each reference
         self.refused = 0
@@ -160,7 +160,7 @@ class Model:
             else:
                 np.testing.assert_array_equal(words[place], block)
             old = before.get(name)
-            if old is not None and (counts[old] or number <= self.lot):
+            if old is not None and (counts[old] or number <= self.chunk):
                 assert place == old, "a block that lay in the table was not found"
         assert set(way[won].tolist()) == {p for p in way.tolist() if p and not counts[p]}
         return placed
@@ -213,7 +213,7 @@ FULL = [("write", seed, 2**32, SIZE, 1.0) for seed in range(12)]
 CAME_BACK = [("write", 1, 12, SIZE, 1.0), *[("release", s, 1.0) for s in range(3)], ("write", 2, 12, SIZE, 1.0)]
 
 
-def check_sequences(digest, places, lot):
+def check_sequences(digest, places, chunk):
     refused = []
 
     @settings(max_examples=settings.default.max_examples // 2)
@@ -221,7 +221,7 @@ def check_sequences(digest, places, lot):
     @example(FULL + [("release", 0, 0.5), *FULL])
     @example(CAME_BACK)
     def run(sequence):
-        model = Model(places, lot)
+        model = Model(places, chunk)
         for kind, seed, *more in sequence:
             if kind == "write":
                 alphabet, number, accepted = more
