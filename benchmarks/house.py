@@ -19,18 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 104,
     "public names": 150,
-    "code lines of fbuf/": 38_849,
+    "code lines of fbuf/": 38_863,
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 0,
-    "lines of tests/": 48_059,
-    "lines of tests/support/": 11_062,
+    "lines of tests/": 48_132,
+    "lines of tests/support/": 11_077,
     "test files that import tests": 0,
     "texts -k that choose tests": 2,
     "files of a traced device extend": 18,
     "moves of a traced device extend": 95,
     "files of a traced compressed sample": 31,
-    "moves of a traced compressed sample": 147,
+    "moves of a traced compressed sample": 148,
 }
 
 _FACADES = {

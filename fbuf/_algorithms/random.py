@@ -132,6 +132,7 @@ def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) ->
 
 
 ROUNDS = 6
+_WALKS = 12  # on GPUs; a cell of a batch is still outside with a chance below 1e-16 (tests/algorithms/test_random.py)
 SHUFFLED = 1024
 """Most items that samplers shuffle exactly; more items use the keyed permutation."""
 
@@ -166,9 +167,15 @@ def permute(key_data: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
         row, column = move(*cell)
         return jnp.where(out, row, cell[0]), jnp.where(out, column, cell[1])
 
+    def walk_until_inside(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return control_flow.while_loop(lambda cell: any_unbatched(outside(*cell)), walk, cell)
+
+    def walk_often(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:  # the host waits for such a loop
+        return control_flow.fori_loop(0, _WALKS, lambda _, cell: walk(cell), cell, unroll=True)
+
     place = jnp.clip(index, jnp.int32(0), size.astype(jnp.int32) - jnp.int32(1)).astype(jnp.uint32)
     cell = move(place // columns, place % columns)
-    row, column = control_flow.while_loop(lambda cell: any_unbatched(outside(*cell)), walk, cell)
+    row, column = control_flow.platform_dependent(cell, gpu=walk_often, default=walk_until_inside)
     return (row * columns + column).astype(jnp.int32)
 
 

@@ -99,9 +99,9 @@ def while_loop(condition: Callable[[C], jax.Array], body: Callable[[C], C], star
     return result
 
 
-def fori_loop(first: Any, end: Any, body: Callable[[jax.Array, C], C], start: C) -> C:
+def fori_loop(first: Any, end: Any, body: Callable[[jax.Array, C], C], start: C, unroll: bool = False) -> C:
     """`jax.lax.fori_loop`."""
-    result: C = lax.fori_loop(first, end, _casting(body), vary(start, _AXES.get()))
+    result: C = lax.fori_loop(first, end, _casting(body), vary(start, _AXES.get()), unroll=unroll)
     return result
 
 

@@ -521,14 +521,7 @@ def with_replacement(
         slot = _base.draw_uniform(own_key(), anchors, sampler.log, some & flat)
         return slot, jnp.ones_like(leaf)
 
-    def by_branch(slot: Array, leaf: Array) -> Any:
-        return control_flow.cond(flat, uniform_draw, lambda *same: same, slot, leaf)
-
-    def by_select(slot: Array, leaf: Array) -> Any:  # the host waits for a branch
-        return jax.tree.map(partial(jnp.where, flat), uniform_draw(slot, leaf), (slot, leaf))
-
-    gpu = by_select if capacity <= MOST_COUNTED else by_branch
-    slot, leaf = control_flow.platform_dependent(slot, leaf, gpu=gpu, default=by_branch)
+    slot, leaf = _uniform_if(flat, capacity, uniform_draw, slot, leaf)
     mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
     chance, least = _chances(leaf, mass, low, flat)
     if share is not None:
@@ -537,6 +530,19 @@ def with_replacement(
         # 0 if some leaf is 0 and `share` is 0: use the least in the batch.
         least = jnp.where(least > jnp.float32(0), least, jnp.min(chance))
     return PrioritizedDraw(slot, some, chance, least)
+
+
+def _uniform_if(flat: Array, capacity: int, uniform_draw: Callable[..., Any], *drawn: Array) -> Any:
+    """Return `uniform_draw(*drawn)` if every leaf is 0, else `drawn`."""
+
+    def by_branch(*drawn: Array) -> Any:
+        return control_flow.cond(flat, uniform_draw, lambda *same: same, *drawn)
+
+    def by_select(*drawn: Array) -> Any:  # the host waits for a branch
+        return jax.tree.map(partial(jnp.where, flat), uniform_draw(*drawn), drawn)
+
+    gpu = by_select if capacity <= MOST_COUNTED else by_branch
+    return control_flow.platform_dependent(*drawn, gpu=gpu, default=by_branch)
 
 
 def _chances(leaf: Array, mass: Array, low: Array, flat: Array | bool) -> tuple[Array, Array]:
@@ -560,7 +566,7 @@ def without_replacement(
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 
-    slot, mask, chance = control_flow.cond(flat, uniform_draw, lambda *same: same, drawn.slot, drawn.mask, drawn.chance)
+    slot, mask, chance = _uniform_if(flat, capacity, uniform_draw, drawn.slot, drawn.mask, drawn.chance)
     least = chance[0]
     if sampler.low is not None:
         low = sum_tree.root(sampler.low)

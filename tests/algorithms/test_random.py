@@ -9,6 +9,7 @@ import pytest
 
 from fbuf._algorithms import random
 from fbuf._algorithms.random import permute, shuffled
+from tests.support.platforms import as_on_gpus
 from tests.support.tables import by_tier
 from tests.support.uniformity import chi_square_z
 
@@ -89,6 +90,34 @@ def test_one_to_one():
         assert all(is_permutation(one[:n]) for one, n in zip(got, sizes, strict=True))
     for n in (1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 65_537):
         assert is_permutation(order(n, n))
+
+
+def test_gpus_draw_the_same_orders_without_a_loop():
+    """Of sizes with many cells outside: 15 of 256 for 241, 31 of 1,024 for 993."""
+    sizes = np.array([2, 3, 5, 133, 183, 241, 993, 10_001, LARGEST], np.int32)
+    index = jnp.arange(256, dtype=jnp.int32)
+
+    @jax.jit
+    def both(key, n):
+        with as_on_gpus():
+            other = permute(key, index, n)
+        return permute(key, index, n), other
+
+    for seed in range(30):
+        key = key_of(seed)
+        assert all(np.array_equal(*both(key, n)) for n in sizes)
+    program = jax.jit(permute).trace(key, index, sizes[0]).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.while" not in program
+
+
+def test_the_chance_that_gpus_stop_too_early():
+    """A cell has to be moved outside by the first move and all walks; as often as by a random permutation."""
+    n = np.arange(2, 2**20, dtype=np.int64)
+    rows = np.array([math.isqrt(i - 1) for i in n.tolist()]) + 1
+    cells = rows * -(-n // rows)
+    move = np.arange(random._WALKS + 1)[:, None]
+    each = np.prod(np.maximum(cells - n - move, 0) / np.maximum(cells - move, 1), axis=0)
+    assert 0 < (each * np.minimum(n, 256)).max() < 1e-16
 
 
 def test_places_outside_are_taken_for_the_nearest_inside():

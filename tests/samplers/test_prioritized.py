@@ -17,6 +17,7 @@ from fbuf._core import control_flow
 from fbuf.samplers import Prioritized, Ranked, _prioritized
 from fbuf.samplers._base import uniform_mask
 from tests.support import priorities, refusals, same_step
+from tests.support.platforms import as_on_gpus
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of
 from tests.support.refusals import raises
 from tests.support.tables import one_of
@@ -128,6 +129,28 @@ def test_a_batch_larger_than_what_there_is():
     assert not any(int(x) for name, x in buffer.stats(state).items() if name.startswith("refused"))
     batch = jax.device_get(buffer.peek(state, KEY, 6))  # all 0: all alike
     assert sorted(batch.data[:4].tolist()) == [0, 1, 2, 3] and not batch.mask[4:].any()
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_gpus_draw_the_same_rows_where_every_priority_is_zero(replace):
+    view = fbuf.views.Sequence(2, episode="id", episode_end=())  # its anchors have flags
+    buffer = fbuf.Buffer(37, view=view, sampler=Prioritized(eps=0.0, replace=replace))
+    rows = {"id": np.arange(30, dtype=np.int32) // 5, "row": np.arange(30, dtype=np.int32)}
+    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
+
+    def draw(state):
+        anchors, wanted = state_ops.anchor_set(buffer, state), jnp.int32(32)
+        return buffer.sampler.draw_some(state.sampler, KEY, 32, wanted, anchors, {}, state.token)
+
+    @jax.jit
+    def both(state):
+        with as_on_gpus():
+            other = draw(state)
+        return draw(state), other
+
+    for priority in (np.zeros(30, np.float32), np.ones(30, np.float32)):
+        state = buffer.extend(state, rows, priority=priority)
+        jax.tree.map(np.testing.assert_array_equal, *both(state))
 
 
 @pytest.mark.parametrize("kind", [Prioritized, Ranked])

@@ -1,0 +1,15 @@
+"""Trace for the CPU what is lowered for another platform."""
+
+import contextlib
+from unittest import mock
+
+from fbuf._core import control_flow
+
+
+def _gpu(*args, cpu=None, gpu=None, default):
+    return (gpu or default)(*args)
+
+
+def as_on_gpus() -> contextlib.AbstractContextManager[object]:
+    """Trace the code of GPUs."""
+    return mock.patch.object(control_flow, "platform_dependent", _gpu)
