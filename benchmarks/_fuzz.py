@@ -225,7 +225,7 @@ def stores(folder: Path) -> Iterator[Case]:
         base = folder / f"{kind}-base"
         buffer = fbuf.Buffer(50, storage=storage(str(path)))
         state = buffer.extend(buffer.init(ROW), rows(0, 60, None))
-        state = buffer.update_rows(state, buffer.last(state, 3).index, {"t": np.arange(3, dtype=np.int32)})
+        state = buffer.update_rows(state, buffer.rows(state, last=3).index, {"t": np.arange(3, dtype=np.int32)})
         buffer.flush(state)
         shutil.copytree(path, base)
         fbuf.stores()[-1].close()

@@ -102,7 +102,7 @@ class Member:
             assert (drawn >= self.next - CAPACITY - WRITE).all()  # a prefetched batch is older
             if self.buffer.sampler.prioritized:
                 self.replay.update_priority(batch.index, np.abs(np.sin(np.asarray(batch.data["t"], np.float32))))
-        last = self.replay.last(2)
+        last = self.replay.rows(last=2)
         self.replay.update_rows(last.index, {"t": np.asarray(last.data["t"])})
         if number % 3 == 0:
             self.replay.save(self.path, wait=number % 2 == 0).result()

@@ -132,7 +132,7 @@ def verbs_of(buffer: fbuf.Buffer, state: Any) -> dict[str, Callable[[], Any]]:
         "update_priority": lambda: buffer.update_priority(state, batch.index, error),
         "update_rows": lambda: buffer.update_rows(state, batch.index, {"reward": reward}),
         "get": lambda: buffer.get(state, batch.index),
-        "last": lambda: buffer.last(state, 4),
+        "last": lambda: buffer.rows(state, last=4),
         "rows": lambda: buffer.rows(state),
         "clear": lambda: buffer.clear(state),
     }

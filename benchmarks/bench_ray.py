@@ -57,7 +57,7 @@ def small_rows(rounds: int, calls: int, judged: bool) -> list[dict[str, Any]]:
     uniform = fbuf.ray.RayReplay(fbuf.Buffer(CAPACITY), ROW, options=OPTIONS)
     ranked = fbuf.ray.RayReplay(fbuf.prioritized(CAPACITY), ROW, options=OPTIONS)
     local = fbuf.Replay(fbuf.prioritized(CAPACITY), ROW)
-    local.expect_stale()
+    local._expect_stale()
     writer, learner = uniform.client(), ranked.client()
 
     def write(client: Any) -> None:

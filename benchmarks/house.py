@@ -17,14 +17,14 @@ from benchmarks import hops
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "public methods of all facades": 104,
+    "public methods of all facades": 90,
     "public names": 150,
-    "code lines of fbuf/": 38_863,
+    "code lines of fbuf/": 38_849,
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 0,
-    "lines of tests/": 48_132,
-    "lines of tests/support/": 11_077,
+    "lines of tests/": 48_135,
+    "lines of tests/support/": 11_078,
     "test files that import tests": 0,
     "texts -k that choose tests": 2,
     "files of a traced device extend": 18,
@@ -51,13 +51,13 @@ def trees(folder: str) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def public_methods() -> int:
-    """Return the methods and properties without an underscore that the facades define."""
+    """Return the methods and properties without an underscore that the facades define; a property and its setter are one."""
     total = 0
     for name, classes in _FACADES.items():
         path = ROOT / "fbuf" / name
         for node in ast.parse(path.read_text()).body if path.exists() else []:
             if isinstance(node, ast.ClassDef) and node.name in classes:
-                total += sum(isinstance(m, ast.FunctionDef) and m.name[0] != "_" for m in node.body)
+                total += len({m.name for m in node.body if isinstance(m, ast.FunctionDef) and m.name[0] != "_"})
     return total
 
 

@@ -157,7 +157,7 @@ class Recorder:
                 f"Recorder: obs has the shapes {got}; expected {expected}. Pass what step or reset returned."
             )
         state = replay.state
-        newest = jax.device_get(replay.last(1))
+        newest = jax.device_get(replay.rows(last=1))
         row = jax.tree.map(lambda leaf: np.array(leaf[0]), newest.data)
         self._ended = np.asarray(newest.mask[0] & (row["terminated"] | row["truncated"]))
         assert state.anchors is not None
@@ -222,7 +222,7 @@ class Recorder:
           >>> env = fbuf.gymnasium.Recorder(env, replay)
           >>> obs, info = env.reset(seed=0)
           >>> obs, reward, terminated, truncated, info = env.step(1, carry=np.ones(8, np.float32))
-          >>> replay.last(1).data["carry"].shape
+          >>> replay.rows(last=1).data["carry"].shape
           (1, 8)
         """
         if self._obs is None:

@@ -112,7 +112,7 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
       ...     manager.wait_until_finished()
       ...     restored = manager.restore(0, args=ocp.args.Composite(replay=fbuf.orbax.RestoreArgs()))
       >>> buffer, state = restored.replay
-      >>> buffer.last(state, 2).data["t"].tolist()
+      >>> buffer.rows(state, last=2).data["t"].tolist()
       [3, 4]
     """
 

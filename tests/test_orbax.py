@@ -74,9 +74,9 @@ def test_a_buffer_is_saved_next_to_the_train_state(name, background, tmp_path):
         for step in range(3):
             state = extend(state, rows(step))
             if name == "device":
-                state = buffer.update_priority(state, buffer.last(state, 5).index, np.arange(5, dtype=np.float32))
+                state = buffer.update_priority(state, buffer.rows(state, last=5).index, np.arange(5, dtype=np.float32))
             save(manager, step, buffer, state)
-            kept[step] = np.asarray(buffer.last(state, 15).data["reward"])
+            kept[step] = np.asarray(buffer.rows(state, last=15).data["reward"])
         manager.wait_until_finished()
         restored = restore(manager, 2)
         again, loaded = restored.replay
@@ -84,7 +84,7 @@ def test_a_buffer_is_saved_next_to_the_train_state(name, background, tmp_path):
         same(buffer, state, loaded)
         same(buffer, extend(state, rows(7)), extend(loaded, rows(7)))
         _, older = restore(manager, 1, buffer=buffer).replay
-        assert np.array_equal(buffer.last(older, 15).data["reward"], kept[1])
+        assert np.array_equal(buffer.rows(older, last=15).data["reward"], kept[1])
         assert manager.item_metadata(2).replay["rows"]["leaves"]
         larger, loaded = restore(manager, 2, resize=80).replay
         assert larger.capacity == 80 and int(larger.size(loaded)) == 40
@@ -95,7 +95,7 @@ def test_an_asynchronous_save_excludes_later_writes(manager, monkeypatch):
     buffer = COMPRESSED
     extend = jax.jit(buffer.extend, donate_argnums=0)
     state = extend(extend(buffer.init(ROW), rows(0)), rows(1))
-    wanted = np.asarray(buffer.last(state, 30).data["obs"])
+    wanted = np.asarray(buffer.rows(state, last=30).data["obs"])
     overwritten, write = threading.Event(), checkpoint.write
 
     def late(*args, **kwargs):
@@ -110,7 +110,7 @@ def test_an_asynchronous_save_excludes_later_writes(manager, monkeypatch):
     overwritten.set()
     manager.wait_until_finished()
     _, loaded = restore(manager, 0).replay
-    assert np.array_equal(buffer.last(loaded, 30).data["obs"], wanted)
+    assert np.array_equal(buffer.rows(loaded, last=30).data["obs"], wanted)
 
 
 def test_an_error_of_the_saving_thread_is_raised(tmp_path, monkeypatch):

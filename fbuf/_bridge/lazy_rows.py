@@ -260,7 +260,7 @@ class Lazy:
 
     def rows(self) -> list[Any]:
         """Return the rows as dicts, as they were given to `add`: ragged leaves, and the others as numpy arrays where the
-        batch is of rows (`views.Row`, `get`, `rows`, `last`). Leaves that a row lacks are left out; None where there is
+        batch is of rows (`views.Row`, `get`, `rows`). Leaves that a row lacks are left out; None where there is
         no row.
         """
         found = {name: self._values(name, MISSING) for name in self.names}

@@ -20,7 +20,7 @@ import numpy as np
 from fbuf._buffer import calls, checks, init, prefetch, priorities, read, transforms, write
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, raise_failed
-from fbuf._core.arguments import DrawOptions, Numbers
+from fbuf._core.arguments import DrawOptions, Numbers, check_bool
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
@@ -52,9 +52,9 @@ class Buffer(BufferConfig):
       prefetch: 1: each `sample` returns the batch that the previous call drew, and draws the next; see below. 0: off.
       batch_size: Default B of `sample`; required with prefetch.
       on_write: Transforms of rows before storage: a transform (`fbuf.transforms`), a tuple or a dict of them, or a
-        `transforms.Chain`. `init` and `extend` take rows before transformation; `rows`, `get`, `last`, `update_rows`, the view,
+        `transforms.Chain`. `init` and `extend` take rows before transformation; `rows`, `get`, `update_rows`, the view,
         the storage and `episode_end` see stored rows.
-      on_read: Transforms of `batch.data`, in the same forms, in `sample` and `peek`, but not in `rows`, `get` and `last`.
+      on_read: Transforms of `batch.data`, in the same forms, in `sample` and `peek`, but not in `rows` and `get`.
 
     With `prefetch=1` a host storage reads the next batch in a thread during the step. The same keys give the same batches for
     every storage:
@@ -148,7 +148,7 @@ class Buffer(BufferConfig):
           ...     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           ...     del state  # or the process ends
           ...     state = buffer.resume({"t": 0})
-          ...     print(buffer.last(state, 2).data["t"])
+          ...     print(buffer.rows(state, last=2).data["t"])
           ...     del state
           [3 4]
         """
@@ -256,7 +256,7 @@ class Buffer(BufferConfig):
         """Replace some leaves of existing rows. Stale indices are skipped and counted; the last of duplicates wins.
 
         Args:
-          index: `[B]` or `[B, T]`, from a sample, `window_index`, `get`, `rows` or `last`. A row in two windows is a duplicate:
+          index: `[B]` or `[B, T]`, from a sample, `window_index`, `get` or `rows`. A row in two windows is a duplicate:
             the later window of the batch wins.
           fields: Part of the row's structure, leaves `[B, ...]` or `[B, T, ...]`: `{"reward": x}`, nested dicts, or paths as
             keys: `{"next/obs": x}`.
@@ -326,42 +326,33 @@ class Buffer(BufferConfig):
         checks.check_state("Buffer.clear", self, state)
         return write.clear(self, state)[0]
 
-    def set(self, state: BufferState, **numbers: Unpack[Numbers]) -> BufferState:
+    def set(self, state: BufferState, *, rebuild: bool = False, **numbers: Unpack[Numbers]) -> BufferState:
         """Replace numbers of the sampler (`alpha`, `beta`, `eps`, ...), `set(state, alpha=0.5)`, without compiling again.
 
+        Args:
+          rebuild: Apply the numbers to the priorities of all rows, not only to those set later. `Ranked` always uses its
+            current numbers, so nothing changes there.
         Raises:
           ValueError: the sampler has no such number.
+          TypeError: with `rebuild`, the sampler has no priorities, or is `Prioritized` without largest="held".
+        Cost: O(1); with `rebuild` O(C), in place if the state is donated.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.prioritized(100)
-          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
-          >>> state = buffer.set(state, beta=1.0)
-          >>> float(buffer.peek(state, jax.random.key(0), 4).weight[0])
-          1.0
-        """
-        checks.check_state("Buffer.set", self, state)
-        checked = checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
-        return write.set_numbers(self, state, checked)[0]
-
-    def rebuild(self, state: BufferState) -> BufferState:
-        """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`. Priorities are kept.
-
-        `Ranked` always uses its current numbers, so nothing changes.
-
-        Raises:
-          TypeError: the sampler has no priorities, or is `Prioritized` without largest="held".
-        Cost: O(C), in place if the state is donated.
-
-        Example:
-          >>> import fbuf, jax.numpy as jnp
           >>> buffer = fbuf.Buffer(100, sampler=fbuf.samplers.Prioritized(largest="held"))
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)}, priority=jnp.arange(1.0, 6.0))
-          >>> state = buffer.rebuild(buffer.set(state, alpha=1.0))
+          >>> state = buffer.set(state, alpha=0.0, rebuild=True)
+          >>> round(float(buffer.peek(state, jax.random.key(0), 4).probability[0]), 1)
+          0.2
         """
-        checks.check_state("Buffer.rebuild", self, state)
-        checks.check_rebuilds("Buffer.rebuild", self.sampler)
-        return write.rebuild(self, state)[0]
+        call = "Buffer.set"
+        checks.check_state(call, self, state)
+        check_bool(call, "rebuild", rebuild)
+        checked = checks.check_numbers(call, self.sampler, self.sampler.numbers, numbers)
+        if rebuild:
+            checks.check_rebuilds(call, self.sampler)
+        state = write.set_numbers(self, state, checked)[0]
+        return write.rebuild(self, state)[0] if rebuild else state
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -493,7 +484,7 @@ class Buffer(BufferConfig):
           >>> import fbuf, jax.numpy as jnp
           >>> buffer = fbuf.prioritized(4)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(3)}, priority=jnp.array([1.0, 2.0, 3.0]))
-          >>> state = buffer.update_priority(state, buffer.last(state, 1).index, jnp.array([-5.0]))
+          >>> state = buffer.update_priority(state, buffer.rows(state, last=1).index, jnp.array([-5.0]))
           >>> buffer.priorities(state).round(1).tolist()
           [1.0, 2.0, 5.0, nan]
         """
@@ -504,37 +495,31 @@ class Buffer(BufferConfig):
             checks.check_is_index(call, index)
         return priorities.read_priorities(self, state, index)[1]
 
-    def rows(self, state: BufferState) -> Rows:
+    def rows(self, state: BufferState, *, last: int | None = None) -> Rows:
         """Return every row, oldest first: leaves `[C, ...]`, with lanes `[C / E, E, ...]`; `mask` is False past the newest.
 
-        With a writer that replaces any row all lanes are one stream, in order of arrival along both axes. Cost: O(C).
+        With a writer that replaces any row all lanes are one stream, in order of arrival along both axes.
+
+        Args:
+          last: n, for the newest n rows (of each lane) alone: leaves `[n, ...]`, with lanes `[n, E, ...]`. If fewer are held,
+            the first entries have `mask` False.
+        Cost: O(C), or O(n).
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
           >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> rows = buffer.rows(state)
-          >>> rows.data["t"][rows.mask].tolist()
-          [0, 1, 2, 3, 4]
+          >>> rows.data["t"][rows.mask].tolist(), buffer.rows(state, last=2).data["t"].tolist()
+          ([0, 1, 2, 3, 4], [3, 4])
         """
-        checks.check_state("Buffer.rows", self, state)
-        return calls.exact("Buffer.rows", self, state, read.all_rows(self, state)[1])
-
-    def last(self, state: BufferState, n: int) -> Rows:
-        """Return the newest `n` rows (of each lane), newest last: leaves `[n, ...]`, with lanes `[n, E, ...]`.
-
-        If fewer are held, the first entries have `mask` False.
-
-        Example:
-          >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.Buffer(100)
-          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
-          >>> buffer.last(state, 2).data["t"].tolist()
-          [3, 4]
-        """
-        checks.check_state("Buffer.last", self, state)
-        n = checks.check_last("Buffer.last", self, n)
-        return calls.exact("Buffer.last", self, state, read.last(self, state, static=(n,))[1])
+        call = "Buffer.rows"
+        checks.check_state(call, self, state)
+        if last is None:
+            rows = read.all_rows(self, state)[1]
+        else:
+            rows = read.last(self, state, static=(checks.check_last(call, self, last),))[1]
+        return calls.exact(call, self, state, rows)
 
     def can_sample(self, state: BufferState) -> jax.Array:
         """Return bool[], whether there is an anchor to draw.
@@ -760,12 +745,6 @@ class Buffer(BufferConfig):
         checks.check_state("Buffer.grow", self, state)
         return grow(self, state, blocks, capacity)
 
-    def check_state(self, state: BufferState) -> None:
-        """Raise ValueError if another buffer made the state, at trace time. Every method does.
-
-        Example:
-          >>> import fbuf
-          >>> buffer = fbuf.Buffer(100)
-          >>> buffer.check_state(buffer.init({"t": 0}))
-        """
-        checks.check_made_by(self, state)
+    def _check_state(self, state: BufferState) -> None:
+        """Raise ValueError if another buffer made the state; every operation does when it is traced."""
+        checks.check_made_by("Buffer", self, state)

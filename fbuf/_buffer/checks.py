@@ -205,12 +205,12 @@ def refuse_donated(call: str, state: BufferState) -> None:
         raise RuntimeError(f"{call}: the state was donated. Use the state that the step returned: state = step(state).")
 
 
-def check_made_by(buffer: BufferConfig, state: BufferState) -> None:
-    """Raise if another buffer made the state, at trace time."""
-    refuse_stacked("Buffer.check_state", type(buffer), state)
+def check_made_by(call: str, buffer: BufferConfig, state: BufferState) -> None:
+    """Raise if another buffer made the state."""
+    refuse_stacked(call, type(buffer), state)
     if not fits(buffer, state):
         raise ValueError(
-            f"Buffer: this state was made by another buffer than {buffer!r}, with other sizes, parts or other transforms. "
+            f"{call}: this state was made by another buffer than {buffer!r}, with other sizes, parts or other transforms. "
             f"Use the buffer that made it (`grow` returns a new one); if only sampler, view, prefetch, batch_size or on_read "
             f"differ, write buffer.convert(other, state)."
         )
@@ -291,7 +291,7 @@ def check_state_type(call: str, owner: type, kind: type, state: Any) -> None:
 
 
 _STATIC = ("batch_size", "n", "name", "other", "numbers")
-_EAGER = ("check_state", "flush", "grow", "summary")
+_EAGER = ("flush", "grow", "summary")
 
 
 def refuse_stacked(call: str, owner: type, state: BufferState) -> None:
@@ -377,11 +377,11 @@ def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array | None
     return arguments.check_array(call, "lanes", lanes, shape, "b")
 
 
-def check_last(call: str, buffer: BufferConfig, n: Any) -> int:
-    """Return the number of rows of `last`."""
-    if not isinstance(n, (int, np.integer)) or not 1 <= n <= buffer.geometry.length:
-        raise ValueError(f"{call}: n is {n!r}; expected an int from 1 to {buffer.geometry.length}.")
-    return int(n)
+def check_last(call: str, buffer: BufferConfig, last: Any) -> int:
+    """Return the number of newest rows of each lane."""
+    if not isinstance(last, (int, np.integer)) or not 1 <= last <= buffer.geometry.length:
+        raise ValueError(f"{call}: last is {last!r}; expected an int from 1 to {buffer.geometry.length}.")
+    return int(last)
 
 
 def check_rows_count(call: str, n: Any) -> jax.Array:

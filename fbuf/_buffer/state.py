@@ -187,7 +187,7 @@ class Transforms:
 class BufferState:
     """Hold everything in a buffer that changes: a pytree of arrays.
 
-    Its fields are private; read it with `stats`, `rows`, `get` and `last`.
+    Its fields are private; read it with `stats`, `rows` and `get`.
     """
 
     rows: Any  # of the storage: for Device the rows themselves, leaves [C, ...]

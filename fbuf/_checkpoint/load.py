@@ -84,7 +84,7 @@ def load(
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     saving = fbuf.save(folder, buffer, state)
       ...     larger, state = fbuf.load(folder, resize=100)
-      >>> larger.capacity, larger.last(state, 3).data["t"].tolist()
+      >>> larger.capacity, larger.rows(state, last=3).data["t"].tolist()
       (100, [2, 3, 4])
     """
     call = "fbuf.load"

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from fbuf._bridge import lifetime
+from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import async_save, mixture, plain, processes, sharded, state_arrays
@@ -24,6 +25,7 @@ from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._formats import checkpoint
 from fbuf._members.mixture import Mixture
 from fbuf.sharded import Sharded, ShardedState
+from fbuf.sharded import _checks as sharded_checks
 
 Progress = Callable[[int, int], None]
 _USAGE = {
@@ -187,7 +189,7 @@ def _check_member(call: str, buffer: Any, state: Any) -> None:
         if not isinstance(state, ShardedState):
             raise TypeError(f"{call}: state is {type(state).__name__}; expected a ShardedState. Write {usage}.")
         _check_leaves(call, usage, state)
-        buffer.check_state(state)
+        sharded_checks.check_made_by(call, buffer, state)
         return
     if not isinstance(buffer, Buffer):
         write = _USAGE.get(type(buffer).__name__, usage)
@@ -197,7 +199,7 @@ def _check_member(call: str, buffer: Any, state: Any) -> None:
     _check_leaves(call, usage, state)
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
         raise TypeError(f"{call}: the state is spread over several processes. Gather it with process_allgather.")
-    buffer.check_state(state)
+    checks.check_made_by(call, buffer, state)
     if state_arrays.has_custom_host_state(buffer):
         raise TypeError(f"{call}: {buffer.sampler!r} keeps state on the host. Use one whose state is arrays.")
 

@@ -118,7 +118,7 @@ class Operation(Generic[P, R]):
             self.inline = jax.named_scope(f"fbuf.{name}")(self.inline)
 
         def changes(buffer: Any, static: tuple[Any, ...], state: Any, args: tuple[Any, ...]) -> Any:
-            buffer.check_state(state)
+            buffer._check_state(state)
             with control_flow.varying_as(state, args):
                 new, result = self.inline(buffer, state, *args, *static)
             return changes_of(state, new), result

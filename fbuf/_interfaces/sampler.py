@@ -210,8 +210,8 @@ class Sampler(abc.ABC):
         return None
 
     def rebuild(self, sampler: Any, geometry: Geometry, token: jax.Array) -> Any:
-        """Return the same priorities under the current numbers (`Buffer.rebuild`)."""
-        raise TypeError(f"Buffer.rebuild: {self!r} has no `rebuild`; see fbuf.parts.Sampler.")
+        """Return the same priorities under the current numbers (`Buffer.set(..., rebuild=True)`)."""
+        raise TypeError(f"Buffer.set: {self!r} has no `rebuild`; see fbuf.parts.Sampler.")
 
     def priority(self, sampler: Any, slot: jax.Array) -> jax.Array | None:
         """Return |p| float32[...] of the anchors in slots int32[...], negative where unknown; other slots are ignored.

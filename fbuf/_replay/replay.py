@@ -44,7 +44,7 @@ from fbuf._replay.limiter import BlockingLimiter, Kind, start
 from fbuf._replay.locked import locked, restores_lock
 from fbuf._replay.outside_jit import refuse_trace
 from fbuf._replay.written import WrittenIndex, newest
-from fbuf.limits import Limit, LimitState
+from fbuf.limits import Limit
 from fbuf.storages import Ragged
 
 SUMMARY_ROWS = 1 << 17
@@ -143,7 +143,7 @@ class Replay:
                     "Replay(buffer, row); replay.state = state."
                 )
             checks.refuse_donated("Replay", example)
-            buffer.check_state(example)
+            checks.check_made_by("Replay", buffer, example)
             state = copy.deepcopy(example)  # the caller keeps the original
         else:
             example = example if isinstance(buffer.storage, Ragged) else arguments.to_rows(example)
@@ -172,11 +172,6 @@ class Replay:
     def buffer(self) -> Buffer:
         """The buffer. `grow`, and `unlimited`, replace it."""
         return self._engine.buffer
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether the capacity doubles when the buffer is full."""
-        return self._engine.unlimited
 
     @property
     def state(self) -> BufferState:
@@ -208,7 +203,7 @@ class Replay:
                 f"jax.device_put(state)."
             )
         checks.refuse_donated("Replay.state", state)
-        self.buffer.check_state(state)
+        checks.check_made_by("Replay.state", self.buffer, state)
         self._engine.check_rows(state)
         self._set_state(state)
 
@@ -227,11 +222,6 @@ class Replay:
     def limit(self) -> Limit | None:
         """The limit, or None."""
         return None if self._limiter is None else self._limiter.limit
-
-    @property
-    def pace(self) -> LimitState | None:
-        """The counts of the limit: rows added and drawn, and the surplus, as Python ints."""
-        return None if self._limiter is None else self._limiter.pace
 
     def add(self, row: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> None:
         """Add one row (one per lane); see `Buffer.add`, and `extend` for the limit.
@@ -404,15 +394,8 @@ class Replay:
         self._raise(call, counts)
         return self._engine.exact(call, batch)
 
-    def expect_stale(self) -> None:
-        """Only count stale indices in `stats` from now on, as `batches` and torch's `Loader` need.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.expect_stale()
-        """
-        refuse_trace("expect_stale")
+    def _expect_stale(self) -> None:
+        """Only count stale indices in `stats` from now on: rows may be overwritten before a prefetched batch is used."""
         self._ahead = True
 
     @locked
@@ -483,7 +466,7 @@ class Replay:
         arguments.check_seconds(call, timeout)
         size, _ = self._engine.check_draw(call, batch_size, options)
         self._refuse_closed(call)
-        self.expect_stale()
+        self._expect_stale()
 
         def draw(stop: StopToken) -> Any:
             return arguments.place(self._sample(call, batch_size, options, None, stop), to, device)
@@ -530,8 +513,8 @@ class Replay:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
           >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> replay.update_rows(replay.last(1).index, {"done": np.array([True])})
-          >>> bool(replay.last(1).data["done"][0])
+          >>> replay.update_rows(replay.rows(last=1).index, {"done": np.array([True])})
+          >>> bool(replay.rows(last=1).data["done"][0])
           True
         """
         call = "Replay.update_rows"
@@ -625,31 +608,18 @@ class Replay:
                 yield jax.tree.map(lambda leaf, i=i: leaf[i], block)
 
     @locked
-    def rows(self) -> Rows:
-        """Return every row, oldest first; see `Buffer.rows`.
+    def rows(self, *, last: int | None = None) -> Rows:
+        """Return every row, or the newest, oldest first; see `Buffer.rows`.
 
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
           >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> rows = replay.rows()
-          >>> rows.data["t"][rows.mask].tolist()
-          [0, 1, 2, 3, 4]
+          >>> rows.data["t"][rows.mask].tolist(), replay.rows(last=2).data["t"].tolist()
+          ([0, 1, 2, 3, 4], [3, 4])
         """
-        return self.buffer.rows(self._engine.state)
-
-    @locked
-    def last(self, n: int) -> Rows:
-        """Return the newest rows; see `Buffer.last`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> replay.last(2).data["t"].tolist()
-          [3, 4]
-        """
-        return self.buffer.last(self._engine.state, n)
+        return self.buffer.rows(self._engine.state, last=last)
 
     def epoch(
         self, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False, to: Form = "jax"
@@ -703,8 +673,8 @@ class Replay:
         return self._engine.read_epoch(*args)
 
     @locked
-    def set(self, **numbers: Unpack[Numbers]) -> None:
-        """Set annealed numbers, `set(alpha=0.5)`; see `Buffer.set`.
+    def set(self, *, rebuild: bool = False, **numbers: Unpack[Numbers]) -> None:
+        """Set annealed numbers, `set(alpha=0.5)`, with `rebuild` for all rows; see `Buffer.set`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -712,20 +682,7 @@ class Replay:
           >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> replay.set(alpha=0.5, beta=0.7)
         """
-        self._engine.state = self.buffer.set(self._engine.state, **numbers)
-
-    @locked
-    def rebuild(self) -> None:
-        """Apply annealed numbers to all rows; see `Buffer.rebuild`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.Buffer(100, sampler=fbuf.samplers.Prioritized(largest="held")), {"t": 0})
-          >>> index = replay.extend({"t": np.arange(5)}, priority=np.arange(1.0, 6.0))
-          >>> replay.set(alpha=1.0)
-          >>> replay.rebuild()
-        """
-        self._engine.state = self.buffer.rebuild(self._engine.state)
+        self._engine.state = self.buffer.set(self._engine.state, rebuild=rebuild, **numbers)
 
     @locked
     def summary(self, *, compare: int | None = 1 << 14) -> Summary:
@@ -739,19 +696,6 @@ class Replay:
           5
         """
         return self.buffer.summary(self._engine.state, compare=compare)
-
-    @locked
-    def nbytes(self) -> dict[str, int]:
-        """Return the bytes in use on the device, the host and the disk.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> sorted(replay.nbytes())
-          ['device', 'disk', 'host']
-        """
-        return self.buffer.nbytes(self._engine.state)
 
     @restores_lock
     def __len__(self) -> int:
@@ -823,20 +767,23 @@ class Replay:
 
     @locked
     def stats(self) -> dict[str, float]:
-        """Return `Buffer.stats` as Python numbers, with `limit_added`, `limit_drawn` and `limit_surplus` under a limit.
+        """Return `Buffer.stats` as Python numbers, and the bytes in use: `device_bytes`, `host_bytes`, `disk_bytes`.
 
-        With a view of windows it counts `unlearnt` rows, O(C), while other threads wait.
+        Under a limit also its counts, `limit_added`, `limit_drawn` and `limit_surplus`. With a view of windows it counts
+        `unlearnt` rows, O(C), while other threads wait.
 
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
           >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> replay.stats()["size"]
-          5
+          >>> stats = replay.stats()
+          >>> stats["size"], stats["host_bytes"]
+          (5, 0)
         """
-        paced = {} if self._limiter is None else self._limiter.limit.stats(self._limiter.pace)
         stats = {name: np.asarray(value).item() for name, value in self.buffer.stats(self._engine.state).items()}
-        return stats | {f"limit_{name}": value for name, value in paced.items()}
+        used = {f"{where}_bytes": number for where, number in self.buffer.nbytes(self._engine.state).items()}
+        paced = {} if self._limiter is None else self._limiter.limit.stats(self._limiter.pace)
+        return stats | used | {f"limit_{name}": value for name, value in paced.items()}
 
     @restores_lock
     def close(self) -> None:
@@ -887,7 +834,9 @@ class Replay:
         """
         state, key = self._engine.state, jax.random.wrap_key_data(self._engine.key, impl=self._engine.impl)
         counters = np.array(state.counters)
-        metadata = ReplayMetadata(self.buffer, state, key, counters, self.strict, self.unlimited, self.limit, self.pace)
+        pace = None if self._limiter is None else self._limiter.pace
+        settings = self.strict, self._engine.unlimited, self.limit
+        metadata = ReplayMetadata(self.buffer, state, key, counters, *settings, pace)
         return _replay.save(path, metadata, keep, extra, wait, sync, progress)
 
     @classmethod

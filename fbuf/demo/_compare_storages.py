@@ -97,7 +97,7 @@ class TableGrowth:
 def newest(buffer: fbuf.Buffer, replay: fbuf.BufferState, number: int) -> _dqn.Rows:
     """Return at most `number` of the newest rows, `[N, E, ...]`, numpy."""
     steps = min(number, int(buffer.size(replay))) // _dqn.LANES
-    last = buffer.last(replay, max(1, steps))
+    last = buffer.rows(replay, last=max(1, steps))
     complete = np.asarray(last.mask).all(axis=1)
     return jax.tree.map(lambda x: np.asarray(x)[complete], last.data)
 

@@ -67,7 +67,7 @@ def from_arrays(
       >>> import fbuf, numpy as np
       >>> source = fbuf.interop.from_arrays({"obs": np.zeros((5, 3), np.float32), "action": np.arange(5)})
       >>> buffer, state = source.into()
-      >>> buffer.capacity, buffer.last(state, 2).data["action"].tolist()
+      >>> buffer.capacity, buffer.rows(state, last=2).data["action"].tolist()
       (5, [3, 4])
     """
     call = "from_arrays"
@@ -177,7 +177,7 @@ def from_file(
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     np.savez(f"{folder}/data.npz", observations=np.ones((5, 3), np.float32), actions=np.arange(5))
       ...     buffer, state = fbuf.interop.from_file(f"{folder}/data.npz").into()
-      >>> buffer.last(state, 2).data["action"].tolist()
+      >>> buffer.rows(state, last=2).data["action"].tolist()
       [3, 4]
     """
     call, path = "from_file", Path(path).expanduser()

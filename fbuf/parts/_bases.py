@@ -141,7 +141,7 @@ class ArrayStorage(Storage):
       ...         return x.astype(leaf.dtype) * (self.limit / 127) if leaf.dtype == jnp.float32 else x
       >>> buffer = fbuf.Buffer(1000, storage=Rounded(limit=2.0))
       >>> state = buffer.extend(buffer.init({"obs": jnp.zeros(3)}), {"obs": jnp.full((5, 3), 1.5)})
-      >>> buffer.nbytes(state)["device"], round(float(buffer.last(state, 1).data["obs"][0, 0]), 1)
+      >>> buffer.nbytes(state)["device"], round(float(buffer.rows(state, last=1).data["obs"][0, 0]), 1)
       (3052, 1.5)
     """
 

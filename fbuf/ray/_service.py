@@ -169,8 +169,8 @@ class RayReplay:
     def stats(self) -> dict[str, float]:
         """Return a flat dict of scalars: `Replay.stats` of each shard as `shard0/size`, and of the whole as `size`.
 
-        Each shard adds `host_bytes` and `device_bytes` in use, its process `pid`, and counts of its calls: `writes` applied,
-        and `skipped` because they were sent twice or followed a missing one. Of the whole, counts are sums, `is_full` is
+        Each shard adds its process `pid`, and counts of its calls: `writes` applied, and `skipped` because they were sent
+        twice or followed a missing one. Of the whole, counts are sums, `is_full` is
         True if all shards are full, and other numbers are the largest; it has no `cursor` and no `pid`.
 
         Example:

@@ -107,7 +107,7 @@ class Shard:
             if self._folder is not None:
                 self._folder.release()
             raise
-        self._replay.expect_stale()
+        self._replay._expect_stale()
         self._has_row = self._replay.limit is not None  # else the first draw waits for one
         self._ledger = Ledger(saved.get("calls"))
         self._writer = saved.get("writer", np.zeros(buffer.lanes or 1, np.int64))
@@ -320,9 +320,8 @@ class Shard:
         return dict(checks.given_spec(self._replay.buffer, self._replay.state)[0])
 
     def stats(self) -> dict[str, float]:
-        """Return `Replay.stats`, bytes in use, and counts of calls."""
-        used = {f"{where}_bytes": number for where, number in self._replay.nbytes().items()}
-        return self._replay.stats() | used | self._numbers | {"pid": os.getpid()}
+        """Return `Replay.stats`, the process, and counts of calls."""
+        return self._replay.stats() | self._numbers | {"pid": os.getpid()}
 
     def save(self) -> None:
         """Save the rows, the limit and the calls that are applied. Other calls wait while what changed is copied."""

@@ -181,8 +181,8 @@ class Prioritized(PrioritySampler):
     r"""Draw anchors with probability :math:`(|p| + \epsilon)^\alpha / \sum`.
 
     Attributes:
-      alpha: 0 is uniform, 1 proportional. `buffer.set(state, alpha=...)` applies to priorities written later, and to all after
-        `buffer.rebuild(state)` (which needs largest="held").
+      alpha: 0 is uniform, 1 proportional. `buffer.set(state, alpha=...)` applies to priorities written later, and to all
+        with `rebuild=True` (which needs largest="held").
       beta: Exponent of the importance weights; `sample(..., beta=...)` overrides it for one call.
       eps: Added to every magnitude, so that every anchor can be drawn.
       normalize: Divide weights by the largest in the "batch", the largest possible in the "buffer" (one more tree; as torchrl
@@ -219,7 +219,7 @@ class Prioritized(PrioritySampler):
       >>> buffer = fbuf.Buffer(capacity=100, sampler=sampler)
       >>> state = buffer.init(jnp.float32(0))
       >>> state = buffer.extend(state, jnp.arange(3.0), priority=jnp.array([1.0, 4.0, 9.0]))
-      >>> state = buffer.rebuild(buffer.set(state, alpha=0.5))
+      >>> state = buffer.set(state, alpha=0.5, rebuild=True)
       >>> state, batch = buffer.sample(state, jax.random.key(0), 4)
       >>> sorted(batch.data[batch.mask].tolist())
       [0.0, 1.0, 2.0]

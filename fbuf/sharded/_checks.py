@@ -106,6 +106,12 @@ def check_state(call: str, sharded: Any, state: Any) -> None:
         )
 
 
+def check_made_by(call: str, sharded: Any, state: Any) -> None:
+    """Raise as `check_state` does, and if another buffer made the state."""
+    check_state(call, sharded, state)
+    jax.eval_shape(sharded.size, state)
+
+
 def checked_index(call: str, sharded: Any, index: Any, axes: tuple[int, ...] = (1, 2)) -> Index:
     """Return the index with its dtypes; its length is a multiple of D."""
     index = checks.check_index(call, index, axes, "shard")

@@ -14,7 +14,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.plan import Plan, PlanSettings
 from fbuf._buffer.state import raise_failed
 from fbuf._buffer.summary import Summary, checked_compare, summary_of
-from fbuf._core.arguments import DrawOptions, Numbers
+from fbuf._core.arguments import DrawOptions, Numbers, check_bool
 from fbuf._core.component import component
 from fbuf._core.control_flow import vary
 from fbuf._core.pytree import PyTree
@@ -107,11 +107,6 @@ class Sharded:
     def shard(self) -> Buffer:
         """The buffer of one shard."""
         return member_of(self.buffer, self.shards)
-
-    def check_state(self, state: ShardedState) -> None:
-        """Raise ValueError if another buffer made the state, or it is on another mesh."""
-        _checks.check_state("Sharded.check_state", self, state)
-        jax.eval_shape(lambda state: _inspect.size(self, state)[1], state)
 
     # ------------------------------------------------------------------------------------------------ making
 
@@ -246,24 +241,22 @@ class Sharded:
         _checks.check_state("Sharded.clear", self, state)
         return _write.clear(self, state)[0]
 
-    def set(self, state: ShardedState, **numbers: Unpack[Numbers]) -> ShardedState:
+    def set(self, state: ShardedState, *, rebuild: bool = False, **numbers: Unpack[Numbers]) -> ShardedState:
         """Replace annealed numbers of the sampler on all shards: as `Buffer.set`."""
-        _checks.check_state("Sharded.set", self, state)
-        sampler = self.buffer.sampler
-        checked = checks.check_numbers("Sharded.set", sampler, sampler.numbers, numbers)
-        return _write.set_numbers(self, state, checked)[0]
-
-    def rebuild(self, state: ShardedState) -> ShardedState:
-        """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`: as `Buffer.rebuild`."""
-        _checks.check_state("Sharded.rebuild", self, state)
-        checks.check_rebuilds("Sharded.rebuild", self.buffer.sampler)
-        return _write.rebuild(self, state)[0]
+        call, sampler = "Sharded.set", self.buffer.sampler
+        _checks.check_state(call, self, state)
+        check_bool(call, "rebuild", rebuild)
+        checked = checks.check_numbers(call, sampler, sampler.numbers, numbers)
+        if rebuild:
+            checks.check_rebuilds(call, sampler)
+        state = _write.set_numbers(self, state, checked)[0]
+        return _write.rebuild(self, state)[0] if rebuild else state
 
     def update_rows(self, state: ShardedState, index: Index, fields: PyTree, *, mask: Any = None) -> ShardedState:
         """Replace some leaves of existing rows, whichever devices they are on: as `Buffer.update_rows`.
 
         Args:
-          index: `[B]` or `[B, T]`, from a sample, `window_index`, `get`, `rows` or `last`.
+          index: `[B]` or `[B, T]`, from a sample, `window_index`, `get` or `rows`.
           fields: Leaves `[B, ...]` or `[B, T, ...]`.
           mask: bool, in the shape of the index.
         Raises:
@@ -362,22 +355,14 @@ class Sharded:
             return _rows.all_priorities(self, state)[1]
         return _rows.read_priorities(self, state, _checks.checked_index(call, self, index))[1]
 
-    def rows(self, state: ShardedState) -> Rows:
+    def rows(self, state: ShardedState, *, last: int | None = None) -> Rows:
         """Return every row, oldest first, `[C / E, E, ...]`, with the shard in `index`: as `Buffer.rows`.
 
+        Args:
+          last: n, for the newest n rows of each lane alone, `[n, E, ...]`.
         Raises:
-          ValueError: without lanes, as rows then have no order over several shards.
-        Cost: O(C / D) on each device; no collective.
-        """
-        _checks.check_state("Sharded.rows", self, state)
-        _checks.check_order("Sharded.rows", self)
-        return _rows.all_rows(self, state)[1]
-
-    def last(self, state: ShardedState, n: int) -> Rows:
-        """Return the newest `n` rows of each lane, newest last, `[n, E, ...]`: as `Buffer.last`.
-
-        Raises:
-          ValueError: as `rows`; `n` is not from 1 to C / E.
+          ValueError: without lanes, as rows then have no order over several shards; `last` is not from 1 to C / E.
+        Cost: O(C / D), or O(n E / D), on each device; no collective.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -385,13 +370,15 @@ class Sharded:
           >>> replay = fbuf.sharded.Sharded(fbuf.Buffer(100 * mesh.size, lanes=mesh.size), mesh)
           >>> rows = {"t": jnp.broadcast_to(jnp.arange(5)[:, None], (5, mesh.size))}
           >>> state = replay.extend(replay.init({"t": 0}), rows)
-          >>> replay.last(state, 2).data["t"][:, 0].tolist()
+          >>> replay.rows(state, last=2).data["t"][:, 0].tolist()
           [3, 4]
         """
-        _checks.check_state("Sharded.last", self, state)
-        n = checks.check_last("Sharded.last", self.shard, n)
-        _checks.check_order("Sharded.last", self)
-        return _rows.last(self, state, static=(n,))[1]
+        call = "Sharded.rows"
+        _checks.check_state(call, self, state)
+        _checks.check_order(call, self)
+        if last is None:
+            return _rows.all_rows(self, state)[1]
+        return _rows.last(self, state, static=(checks.check_last(call, self.shard, last),))[1]
 
     def can_add(self, state: ShardedState, n: Any = 1) -> jax.Array:
         """Return bool[]: whether `n` more rows in each lane can be stored, as `Buffer.can_add`."""

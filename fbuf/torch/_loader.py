@@ -227,7 +227,7 @@ class Loader:
         self._lock, self._left, self._process = threading.Lock(), deque[Drawn](), os.getpid()
         self._copies: Any = None  # the stream for copies to a GPU
         if prefetch and state is None:
-            source.expect_stale()
+            source._expect_stale()
         torch.utils.data.IterableDataset.register(Loader)
         torch.utils.data._utils.collate.default_collate_fn_map.setdefault(Sample, _refuse_collating)
 

@@ -40,7 +40,7 @@ def to_tensordict(
     before: False. `is_first` becomes `is_init`. Ragged leaves are nested tensors; text and objects are a `NonTensorStack`.
 
     Args:
-      batch: From `sample`, `peek`, `get`, `rows`, `last`; of JAX arrays, numpy or tensors.
+      batch: From `sample`, `peek`, `get`, `rows`; of JAX arrays, numpy or tensors.
       view: The view that made the batch, `buffer.view`; required for transitions. With n_step > 1 the flags cover all n
         steps,
         and `steps_to_next_obs` int64[B, 1] is their number. A truncation exactly at step n is not seen; its bootstrap is

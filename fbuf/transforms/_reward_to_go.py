@@ -40,7 +40,7 @@ class RewardToGo(Transform):
       >>> buffer = fbuf.Buffer(10, on_write=fbuf.transforms.RewardToGo(0.5, episode_end=("done",), complete="whole"))
       >>> rows = {"reward": jnp.array([1.0, 2.0, 4.0, 8.0]), "done": jnp.array([False, False, True, False])}
       >>> state = buffer.extend(buffer.init({"reward": 0.0, "done": False}), rows)
-      >>> buffer.last(state, 4).data["reward_to_go"].tolist(), buffer.last(state, 4).data["whole"].tolist()
+      >>> buffer.rows(state, last=4).data["reward_to_go"].tolist(), buffer.rows(state, last=4).data["whole"].tolist()
       ([3.0, 4.0, 4.0, 8.0], [True, True, True, False])
     """
 

@@ -47,7 +47,7 @@ class Reservoir(Scattering):
     to within :math:`2^{-64} T`, and rows are counted in 64 bits. Use it for data sets larger than memory, and for buffers
     that should not forget (Isele and Cosgun 2018).
 
-    `clear` restarts with other draws. `rows` and `last` return rows in order of arrival. Views that read neighbouring rows,
+    `clear` restarts with other draws. `rows` returns rows in order of arrival. Views that read neighbouring rows,
     samplers that rely on eviction of the oldest row, storages with files, and `Ragged` are refused.
 
     `stats`: `seen`, rows since the last `clear`, rounded to float32.

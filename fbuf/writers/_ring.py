@@ -41,8 +41,8 @@ class Ring(Streaming):
 class Frozen(Ring):
     """Refuse changes, for `storages.DataSet`: `add`, `extend`, `clear` and `update_rows` raise at trace time.
 
-    All other methods work: `sample`, `peek`, `get`, `rows`, `last`, `stats`, and `update_priority`, `set`, `rebuild` and
-    `convert` for the sampler's part of the state.
+    All other methods work: `sample`, `peek`, `get`, `rows`, `stats`, and `update_priority`, `set` and `convert`
+    for the sampler's part of the state.
 
     Memory a row, besides the storage: none if every row can be drawn (`views.Row`); else 1 byte of flags and 1/32 byte of
     counts (`views.Hindsight`: 4 bytes more). The sampler adds: `Uniform`, `Epoch` and `Staleness` nothing,

@@ -49,7 +49,7 @@ class TopK(Scattering):
     * The rank is that of the row when it was added: `update_rows` does not change it.
     * `clear` restarts.
 
-    `rows` and `last` return rows in order of arrival. The slot of a row is unspecified. Views that read neighbouring rows,
+    `rows` returns rows in order of arrival. The slot of a row is unspecified. Views that read neighbouring rows,
     samplers that rely on eviction of the oldest row, storages with files, and `Ragged` are refused.
 
     `stats`: `lowest_rank`, which a new row must exceed to be kept (-inf, or the least of the dtype, while there is room;

@@ -63,7 +63,7 @@ def held(storage, rows, capacity, lanes=None, step=250):
     number = jax.tree.leaves(rows)[0].shape[0]
     for start in range(0, number, step):
         state = extend(state, jax.tree.map(lambda x, at=start: x[at : at + step], rows))
-    back = buffer.last(state, number).data
+    back = buffer.rows(state, last=number).data
     jax.tree.map(np.testing.assert_array_equal, back, rows)
     return {name: float(value) for name, value in buffer.stats(state).items()}
 

@@ -82,7 +82,7 @@ def updated_late(buffer, state, mask):
 
 
 def changed_late(buffer, state, mask):
-    index = buffer.last(state, 2).index
+    index = buffer.rows(state, last=2).index
     state = buffer.extend(state, rows_of(50, 8), mask=mask)
     return buffer.update_rows(state, index, {"reward": jnp.zeros(2)})
 

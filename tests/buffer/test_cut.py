@@ -119,12 +119,12 @@ def compressed(path):
 def test_cuts_outlive_two_restarts(tmp_path, storage):
     buffer = fbuf.Buffer(100, view=WINDOWS, storage=storage(str(tmp_path / "rows")))
     state = buffer.extend(buffer.init({"t": 0}), counted(0, 4))
-    state = buffer.update_rows(state, buffer.last(state, 1).index, {"t": jnp.array([3])})
+    state = buffer.update_rows(state, buffer.rows(state, last=1).index, {"t": jnp.array([3])})
     expected = {(0, 1, 2), (1, 2, 3)}
     for restart in (10, 20, 30):
         if restart == 20:
             state = buffer.cut(state)
-            state = buffer.update_rows(state, buffer.last(state, 1).index, {"t": jnp.array([13])})
+            state = buffer.update_rows(state, buffer.rows(state, last=1).index, {"t": jnp.array([13])})
         del state
         gc.collect()
         state = buffer.extend(buffer.resume({"t": 0}), counted(restart, 4))
@@ -240,7 +240,7 @@ def test_ids_cannot_change_afterwards():
     buffer = fbuf.Buffer(8, view=Sequence(1, episode_end=(), episode="id"))
     state = buffer.add(buffer.init({"id": 0}), {"id": 4})
     with pytest.raises(ValueError, match="'id' ends episodes"):
-        buffer.update_rows(state, buffer.last(state, 1).index, {"id": jnp.array([5])})
+        buffer.update_rows(state, buffer.rows(state, last=1).index, {"id": jnp.array([5])})
 
 
 @pytest.mark.more

@@ -51,7 +51,7 @@ def test_a_replay_counts_stale_draws():
         replay.update_priority(batch.index, errors_at(i))
     stats = replay.stats()
     assert stats["stale_draws"] > 0 and stats["refused_stale"] == stats["stale_draws"]
-    assert replay.nbytes()["host"] > 0
+    assert replay.stats()["host_bytes"] > 0
 
 
 def test_a_converted_state_draws_ahead():

@@ -32,7 +32,9 @@ def test_priorities_are_those_that_were_given():
     buffer = fbuf.Buffer(32, sampler=Prioritized(alpha=0.6))
     given = np.arange(1.0, 21.0, dtype=np.float32)
     state = buffer.extend(buffer.init(np.zeros(2, np.float32)), np.zeros((20, 2), np.float32), priority=given)
-    state = buffer.update_priority(state, buffer.last(state, 4).index, np.array([-30.0, 0.5, np.nan, 7.0], np.float32))
+    state = buffer.update_priority(
+        state, buffer.rows(state, last=4).index, np.array([-30.0, 0.5, np.nan, 7.0], np.float32)
+    )
     expected = given.tolist()[:16] + [30.0, 0.5, 19.0, 7.0]
     close(buffer.summary(state).priorities, plain_quantiles(expected), rtol=1e-4)
 

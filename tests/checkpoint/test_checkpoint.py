@@ -44,7 +44,7 @@ def test_golden_checkpoints_load_and_are_saved_again(tmp_path):
 def test_a_golden_replay_loads():
     replay = fbuf.Replay.load(support.GOLDEN / "replay")
     assert len(replay) == 16
-    same(replay.last(8).data["obs"], support.golden.rows(support.golden.STEPS - 8, 8)["obs"])
+    same(replay.rows(last=8).data["obs"], support.golden.rows(support.golden.STEPS - 8, 8)["obs"])
     assert replay._engine.impl == "threefry2x32"
     same(replay._engine.key, jax.random.key_data(jax.random.key(5)))  # its seed
 
@@ -116,7 +116,7 @@ def test_text_returns_and_objects_are_refused(tmp_path):
     assert rest.lazy["text"] == kept.lazy["text"] == ["é" * n for n in range(2, 7)]
     same(rest.lazy["obs"], kept.lazy["obs"])
     again = loaded.extend(again, rows[:1])
-    assert loaded.last(again, 1).lazy["text"] == [""]
+    assert loaded.rows(again, last=1).lazy["text"] == [""]
     objects = buffer.init({"any": None, "n": 0})
     objects = buffer.add(objects, {"any": object(), "n": 1})
     pytest.raises(TypeError, lambda: fbuf.save(tmp_path / "saved", buffer, objects)).match("holds Python objects")
@@ -259,7 +259,7 @@ def test_another_storage_and_capacity_at_once(tmp_path):
     fbuf.save(tmp_path / "saved", buffer, state)
     other = dataclasses.replace(buffer, capacity=24, storage=Compressed(keys=("obs",)))
     loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
-    same(loaded.last(again, 12).data, buffer.last(state, 12).data)
+    same(loaded.rows(again, last=12).data, buffer.rows(state, last=12).data)
     same(again.sampler.max_priority, state.sampler.max_priority)
 
 

@@ -148,7 +148,7 @@ def test_earlier_indices_are_stale(capacity, tmp_path):
     for i in range(4):
         assert not np.asarray(loaded.get(again, index).mask).any()
         again = loaded.extend(again, {"t": jnp.arange(10 * i, 10 * i + 10)})
-    assert np.asarray(loaded.last(again, 5).data["t"]).tolist() == [35, 36, 37, 38, 39]
+    assert np.asarray(loaded.rows(again, last=5).data["t"]).tolist() == [35, 36, 37, 38, 39]
 
 
 def test_a_batch_drawn_ahead_is_dropped_where_another_is_drawn(tmp_path):

@@ -108,7 +108,7 @@ PRIORITIZED.update_rows(prioritized, index(4), {"next": {"done": zeros(4, dtype=
 BUFFER.update_rows(state, index(4), {"reward": zeros(4, dtype="int32")}) => TypeError 'reward' is int32 | x.astype(jnp.float32)
 BUFFER.update_rows(state, index(4), {"reward": jnp.float32(0)}) => ValueError expected [B]. | jnp.broadcast_to(x, (4,))
 BUFFER.get(state, slice(3)) => TypeError slice(None, 3, None) | expected an Index or int32 slots | Use last or rows
-BUFFER.last(state, 0) => ValueError Buffer.last: n is 0; expected an int from 1 to 12
+BUFFER.rows(state, last=0) => ValueError Buffer.rows: last is 0; expected an int from 1 to 12
 BUFFER.convert(fbuf.Buffer(capacity=13), state) => ValueError capacity is 13; expected 12 | other.extend(other.init(example)
 """
 
@@ -208,7 +208,6 @@ def test_every_method_refuses_other_states():
         "update_priority": (no, index(1), zeros(1)),
         "update_rows": (no, index(1), {"reward": zeros(1)}),
         "get": (no, index(1)),
-        "last": (no, 1),
         "convert": (BUFFER, no),
         **dict.fromkeys(("clear", "set", "rows", "stats", "can_sample"), (no,)),
     }.items():

@@ -42,7 +42,7 @@ example = {"x": np.zeros(2048, np.uint8)}
 rng = np.random.default_rng(0)
 rows = {"x": rng.integers(0, 256, (2000, 2048), np.uint8)}
 state = jax.block_until_ready(buffer.extend(buffer.init(example), rows))
-before = np.asarray(buffer.last(state, 100).data["x"])
+before = np.asarray(buffer.rows(state, last=100).data["x"])
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 failed = False
 resource.setrlimit(resource.RLIMIT_AS, (used + (120 << 20), resource.RLIM_INFINITY))
@@ -51,7 +51,7 @@ try:
     for i in range(100):
         keep.append(np.ones(8 << 20, np.uint8))  # somebody else's
         state = jax.block_until_ready(buffer.extend(state, rows))
-        before = np.asarray(buffer.last(state, 100).data["x"])
+        before = np.asarray(buffer.rows(state, last=100).data["x"])
 except BaseException as error:
     failed = True
     text = f"{type(error).__name__}: {error}"
@@ -59,11 +59,11 @@ except BaseException as error:
 keep.clear()
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert failed
-assert (np.asarray(buffer.last(state, 100).data["x"]) == before).all()
+assert (np.asarray(buffer.rows(state, last=100).data["x"]) == before).all()
 size = int(buffer.size(state))
 state = jax.block_until_ready(buffer.extend(state, rows))
 assert int(buffer.size(state)) == size + 2000
-assert (np.asarray(buffer.last(state, 2000).data["x"]) == rows["x"]).all()
+assert (np.asarray(buffer.rows(state, last=2000).data["x"]) == rows["x"]).all()
 assert len(fbuf.stores()) == 1
 print("as before")
 """

@@ -178,10 +178,10 @@ def test_masks_and_priorities_are_in_place(lanes):
 def check_method(method, sampler="prioritized"):
     buffer, given = inplace.buffer_of(sampler, "transition"), inplace.inputs()
     call, *more = {
-        "rebuild": (lambda s, a: buffer.rebuild(buffer.set(s, alpha=a)), inplace.shape((), jnp.float32)),
+        "rebuild": (lambda s, a: buffer.set(s, alpha=a, rebuild=True), inplace.shape((), jnp.float32)),
         "set": (lambda s, a: buffer.set(s, alpha=a), inplace.shape((), jnp.float32)),
         "add": (buffer.add, inplace.leading(inplace.ROW, inplace.LANES)),
-        "last": (lambda s, rows: (s := buffer.extend(s, rows), buffer.last(s, 2)), given["rows"]),
+        "last": (lambda s, rows: (s := buffer.extend(s, rows), buffer.rows(s, last=2)), given["rows"]),
         "get": (lambda s, rows, i: (s := buffer.extend(s, rows), buffer.get(s, i)), given["rows"], given["index"]),
     }[method]
     assert_inplace(call, jax.eval_shape(buffer.init, inplace.ROW), *more)

@@ -92,10 +92,10 @@ METHODS = {
         lambda s: BUFFER.sample(s, KEY, 4),
         "jax.vmap(lambda state, key: buffer.sample(state, key, batch_size))(state, key)",
     ),
-    "last": (lambda s: BUFFER.last(s, 2), "jax.vmap(lambda state: buffer.last(state, n))(state)"),
+    "rows": (lambda s: BUFFER.rows(s, last=2), "jax.vmap(buffer.rows)(state)"),
+    "can_add": (BUFFER.can_add, "jax.vmap(lambda state: buffer.can_add(state, n))(state)"),
     "set": (lambda s: BUFFER.set(s, alpha=0.5), "jax.vmap(lambda state: buffer.set(state, **numbers))(state)"),
     "summary": (BUFFER.summary, "one of them, jax.tree.map(lambda x: x[0], state)"),
-    "check_state": (BUFFER.check_state, "one of them, jax.tree.map(lambda x: x[0], state)"),
 }
 
 

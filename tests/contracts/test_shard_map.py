@@ -16,12 +16,12 @@ from tests.support.trees import same
 def step(buffer, state, rows, key):
     state = buffer.extend(state, rows)
     state, batch = buffer.sample(state, key, BATCH)
-    found = [buffer.stats(state), buffer.can_sample(state), buffer.get(state, batch.index), buffer.last(state, 2)]
+    found = [buffer.stats(state), buffer.can_sample(state), buffer.get(state, batch.index), buffer.rows(state, last=2)]
     if buffer.sampler.prioritized:
         state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
         found.append(jnp.nan_to_num(buffer.priorities(state)))
         if not getattr(buffer.sampler, "rebuilds", ""):
-            state = buffer.rebuild(state)
+            state = buffer.set(state, rebuild=True)
     state = buffer.cut(buffer.update_rows(state, batch.index, {"reward": batch.probability}))
     return state, (batch, found, buffer.rows(state))
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.more
 STORAGES = {"device": fbuf.storages.Device(), "deduplicated": fbuf.storages.Deduplicated(keys=("obs",))}
 SHARED = ("extend", "sample", "update_rows", "get", "rows", "stats", "clear")
 """Methods that both storages run. The others reach the storage by the same code, or not at all, and compile for seconds."""
-NOT_TRACED = {"init", "resume", "flush", "plan", "summary", "nbytes", "grow", "replace", "check_state"}
+NOT_TRACED = {"init", "resume", "flush", "plan", "summary", "nbytes", "grow", "replace"}
 N = 12
 
 
@@ -46,10 +46,10 @@ def every_method(buffer, state, seed):
     windows = dataclasses.replace(buffer, view=fbuf.views.Sequence(3, episode_end=()))
     in_windows, annealed = buffer.convert(windows, state), buffer.set(state, alpha=0.3)
     called |= {name: getattr(buffer, name)(state) for name in ("can_sample", "can_add", "size")}
-    called |= {"set": annealed, "rebuild": buffer.rebuild(annealed), "convert": in_windows}
+    called |= {"set": annealed, "rebuild": buffer.set(annealed, rebuild=True), "convert": in_windows}
     return called | {
         "add": buffer.add(state, one),
-        "last": buffer.last(state, 5),
+        "last": buffer.rows(state, last=5),
         "peek": buffer.peek(state, key, 4),
         "update_priority": buffer.update_priority(sampled, batch.index, jnp.arange(4.0)),
         "priorities": (buffer.priorities(state), buffer.priorities(state, batch.index)),

@@ -55,17 +55,17 @@ def test_a_batch_prints_ranges():
 
 def test_bare_rows_nested_rows_and_ragged_rows_print():
     buffer, state = filled(jnp.float32(0), jnp.arange(3.0))
-    assert shown(buffer.last(state, 2))["(row)"] == ["float32[2]", "[1, 2]"]
+    assert shown(buffer.rows(state, last=2))["(row)"] == ["float32[2]", "[1, 2]"]
     buffer, state = filled({"a": {"b": 0}}, {"a": {"b": jnp.arange(3)}})
-    assert "a/b" in shown(buffer.last(state, 2))
+    assert "a/b" in shown(buffer.rows(state, last=2))
     buffer = fbuf.Buffer(8, storage=fbuf.storages.Ragged())
     state = buffer.add(buffer.init({"text": "", "n": 0}), {"text": "a", "n": 1})
-    assert ".lazy" in repr(buffer.last(state, 1))
+    assert ".lazy" in repr(buffer.rows(state, last=1))
 
 
 def test_traced_abstract_donated_and_mapped_batches_print_shapes():
     buffer, state = filled({"x": jnp.zeros(7)}, {"x": jnp.ones((5, 7))})
-    batch, seen = buffer.last(state, 3), []
+    batch, seen = buffer.rows(state, last=3), []
     jax.jit(lambda batch: seen.append((repr(batch), batch._repr_html_())))(batch)
     abstract = jax.eval_shape(lambda batch: batch, batch)
     for text in (*seen[0], repr(abstract), abstract._repr_html_()):
@@ -89,12 +89,12 @@ def test_html_is_well_formed_and_escaped_with_thumbnails_in_20_kilobytes():
     noise = np.random.default_rng(0).integers(0, 256, (8, 4, 84, 84, 3)).astype(np.uint8)
     rows = {"obs": noise, "<img>": noise[:, 0], "vector": np.zeros((8, 9), np.float32)}
     buffer, state = filled(jax.tree.map(lambda x: np.zeros_like(x[0]), rows), rows)
-    page = buffer.last(state, 8)._repr_html_()
+    page = buffer.rows(state, last=8)._repr_html_()
     root = ElementTree.fromstring(page)
     images = list(root.iter("img"))
     assert len(images) == 2 and len(page) < 23_000 and sum(len(i.get("src")) for i in images) <= 20_000
     assert images[0].get("alt").startswith("<img>")
-    assert "img" not in fbuf.Buffer(4).last(fbuf.Buffer(4).init({"x": 0}), 1)._repr_html_()
+    assert "img" not in fbuf.Buffer(4).rows(fbuf.Buffer(4).init({"x": 0}), last=1)._repr_html_()
 
 
 def test_a_thumbnail_shows_the_rows_that_exist():

@@ -29,18 +29,18 @@ def buffer(method, given):
     state = BUFFER.init(EXAMPLE)
     if method == "update_rows":
         state = BUFFER.extend(state, rows())
-        return BUFFER.last(BUFFER.update_rows(state, BUFFER.last(state, 2).index, given), 2)
-    return BUFFER.last(getattr(BUFFER, method)(state, given), 2)
+        return BUFFER.rows(BUFFER.update_rows(state, BUFFER.rows(state, last=2).index, given), last=2)
+    return BUFFER.rows(getattr(BUFFER, method)(state, given), last=2)
 
 
 def replay(method, given):
     made = fbuf.Replay(BUFFER, EXAMPLE)
     if method == "update_rows":
         made.extend(rows())
-        made.update_rows(made.last(2).index, given)
+        made.update_rows(made.rows(last=2).index, given)
     else:
         getattr(made, method)(given)
-    return made.last(2)
+    return made.rows(last=2)
 
 
 METHODS = [("add", one), ("add", number), ("extend", rows), ("update_rows", rows)]
@@ -70,7 +70,7 @@ def test_rows_of_lanes_that_replay_collects_are_checked():
     for wrong in (rows(id=2**31), rows(x=1e39)):
         raises(ValueError, r"^Replay.add: leaf '(id|x)' is .*, which (int|float)32 cannot hold", replay.add, wrong)
     replay.add(rows(-(2**31), -np.inf))
-    data = replay.last(2).data
+    data = replay.rows(last=2).data
     assert data["id"].tolist() == [[2**31 - 1] * 2, [-(2**31)] * 2]
     assert data["x"].tolist() == [[MOST] * 2, [-np.inf] * 2]
 

@@ -51,11 +51,11 @@ def test_the_caller_chooses_buffer_names_and_rows():
     state, held = ring(2, 11)
     compressed = fbuf.Buffer(40, lanes=2, storage=fbuf.storages.Compressed(keys=("frame",)))
     buffer, ours = from_flashbax(state, buffer=compressed, fields={"obs": "frame"}, newest=4)
-    assert buffer is compressed and np.array_equal(buffer.last(ours, 4).data["frame"][..., 0], held[-4:])
+    assert buffer is compressed and np.array_equal(buffer.rows(ours, last=4).data["frame"][..., 0], held[-4:])
     raises(ValueError, r"rows are in 2 lanes, but buffer has one", lambda: from_flashbax(state, buffer=fbuf.Buffer(40)))
     single, held = ring(1, 5)
     buffer, ours = from_flashbax(single, buffer=fbuf.Buffer(40, lanes=1), fields=["step/t"])
-    assert buffer.last(ours, 5).data["step"]["t"].tolist() == held.tolist()
+    assert buffer.rows(ours, last=5).data["step"]["t"].tolist() == held.tolist()
 
 
 def test_queues_are_read_from_their_oldest_row():

@@ -325,7 +325,7 @@ def test_a_storage_filled_by_an_import_keeps_every_row_or_raises(on_full):
         from_arrays({"x": frames}, buffer=fbuf.Buffer(400, storage=storage))
     if on_full == "retire":
         buffer, state = from_arrays({"x": frames[:100]}, buffer=fbuf.Buffer(400, storage=storage))
-        assert np.array_equal(buffer.last(state, 100).data["x"], frames[:100])
+        assert np.array_equal(buffer.rows(state, last=100).data["x"], frames[:100])
 
 
 FULL_DISK = """

@@ -385,7 +385,7 @@ def test_buffers_are_loaded_into_other_capacities_and_storages(tmp_path):
     fbuf.save(tmp_path / "c", mixture, state)
     small, fewer = fbuf.load(tmp_path / "c", resize={"a": 5})
     assert small["a"].capacity == 5 and small["b"].capacity == 40
-    assert small["a"].last(fewer["a"], 5).data["id"].tolist() == list(range(1015, 1020))
+    assert small["a"].rows(fewer["a"], last=5).data["id"].tolist() == list(range(1015, 1020))
     files = two(mixture["a"], fbuf.Buffer(40, storage=Memmap(str(tmp_path / "rows"), keys=("obs",))))
     loaded, again = fbuf.load(tmp_path / "c", files)
     assert loaded == files and same(played(mixture, state, 1, 2)[1], played(loaded, again, 1, 2)[1])

@@ -162,10 +162,10 @@ def test_a_codec_and_a_transform():
     rows = rows_of(30, None)
     buffer = make(BUFFERS["codec"])
     state = buffer.extend(buffer.init(EXAMPLE), rows)
-    np.testing.assert_array_equal(buffer.last(state, 30).data["obs"], rows["obs"])
+    np.testing.assert_array_equal(buffer.rows(state, last=30).data["obs"], rows["obs"])
     buffer = make(BUFFERS["transforms"])
     state = buffer.extend(buffer.init(EXAMPLE), rows)
-    np.testing.assert_array_equal(buffer.last(state, 30).data["reward"], np.clip(rows["reward"], -1, 1))
+    np.testing.assert_array_equal(buffer.rows(state, last=30).data["reward"], np.clip(rows["reward"], -1, 1))
     assert np.abs(np.asarray(buffer.peek(state, jax.random.key(0), 64).data["reward"])).max() == 0.5
 
 

@@ -108,7 +108,7 @@ STORAGES = [fbuf.storages.Compressed(keys=("obs",)), fbuf.storages.Host(), fbuf.
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_sources_show_the_same_episode(tmp_path, storage):
     replay = made([3, 4, 2], lanes=2, storage=storage, sampler=fbuf.samplers.Prioritized(alpha=1.0))
-    replay.update_priority(replay.last(1).index, np.array([[5.0, 7.0]], np.float32))
+    replay.update_priority(replay.rows(last=1).index, np.array([[5.0, 7.0]], np.float32))
     replay.save(tmp_path / "replay")
     expected = fbuf.plot.episode(replay).track
     assert curve(expected, "priority")[-1] == pytest.approx(7, abs=1e-3)

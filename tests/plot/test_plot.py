@@ -54,7 +54,7 @@ def test_priorities_are_histograms_of_anchors_and_of_draws() -> None:
     np.testing.assert_allclose(drawn, np.histogram(p, edges, weights=p)[0] / p.sum(), rtol=1e-5)
     np.testing.assert_allclose([there.sum(), drawn.sum()], 1)
     # Far apart they have a logarithmic axis, and zeros are counted.
-    state = buffer.update_priority(state, buffer.last(state, 3).index, jnp.array([0.0, 1e-4, 5.0]))
+    state = buffer.update_priority(state, buffer.rows(state, last=3).index, jnp.array([0.0, 1e-4, 5.0]))
     made = fbuf.plot.priorities(buffer, state, ax=axes())
     assert made.get_xscale() == "log" and [text.get_text() for text in made.texts] == ["3% are 0"]
     assert stairs(made)[0][0].sum() == pytest.approx(29 / 30)

@@ -44,7 +44,7 @@ def test_prefetch_bounds_the_batches_drawn_ahead():
     replay = full(limits.min_size(1))
     with replay.batches(4, prefetch=3) as batches:
         for taken in range(4):
-            soon(lambda taken=taken: replay.pace.drawn == 4 * (3 + taken))
+            soon(lambda taken=taken: replay.stats()["limit_drawn"] == 4 * (3 + taken))
             soon(lambda: repr(batches) == "Batches(3 of 3 ready)")
             next(batches)
     assert repr(batches) == "Batches(closed)"
@@ -63,7 +63,7 @@ def test_closing_the_replay_hands_out_what_was_drawn():
     replay.extend(rows(0, 20))
     batches = replay.batches(4, prefetch=2, to="numpy")
     drawn = next(batches).data["t"].tolist()
-    soon(lambda: replay.pace.drawn == 12)
+    soon(lambda: replay.stats()["limit_drawn"] == 12)
     replay.close()
     drawn += [t for batch in batches for t in batch.data["t"].tolist()]
     assert len(set(drawn)) == 12
@@ -81,7 +81,7 @@ def test_another_thread_may_end_a_waiting_iterator(closed):
     batches.close()
     if closed == "iterator":
         replay.extend(rows(0, 10))
-    assert not batches._ahead._thread.is_alive() and next(batches, None) is None and replay.pace.drawn == 0
+    assert not batches._ahead._thread.is_alive() and next(batches, None) is None and replay.stats()["limit_drawn"] == 0
 
 
 def test_threads_share_one_iterator():
@@ -197,7 +197,7 @@ def test_next_has_a_timeout():
         replay.extend(rows(0, 10))
         soon(lambda: batches._ahead._ready)
         assert next(batches).mask.all()  # it goes on
-        soon(lambda: replay.pace.drawn == 20 and waiting(replay) == 1 and batches._ahead._ready)
+        soon(lambda: replay.stats()["limit_drawn"] == 20 and waiting(replay) == 1 and batches._ahead._ready)
         next(batches)
         raises(TimeoutError, r"no batch in 0 s; 10 rows added and 20 drawn", next, batches)
     with full().batches(4, timeout=PATIENCE) as batches:

@@ -79,7 +79,7 @@ def test_the_next_call_with_the_state_of_a_donated_step_raises(storage, by, tmp_
 def test_eager_methods_raise_at_once(tmp_path):
     buffer = plain_buffer("files", tmp_path / "store")
     state = buffer.extend(buffer.init(PLAIN), plain_rows(0, 20))
-    index = buffer.last(state, 3).index
+    index = buffer.rows(state, last=3).index
     fields = {"obs": np.ones((3, 64), np.uint8), "t": np.full(3, 99, np.int32)}
     with failing():
         raises(OSError, LOST, buffer.extend, state, plain_rows(20, 5))
@@ -94,7 +94,7 @@ def test_a_row_update_that_failed_changes_neither_files_nor_device(tmp_path):
     state = buffer.extend(buffer.init(PLAIN), plain_rows(0, 20))
     before = jax.device_get(buffer.rows(state).data)
     step = jax.jit(buffer.update_rows, donate_argnums=0)
-    index, fields = buffer.last(state, 3).index, {"obs": np.ones((3, 64), np.uint8), "t": np.full(3, 99, np.int32)}
+    index, fields = buffer.rows(state, last=3).index, {"obs": np.ones((3, 64), np.uint8), "t": np.full(3, 99, np.int32)}
     with failing():
         state = wait(step(state, index, fields))
     raises(OSError, "3 rows were not written", buffer.size, state)

@@ -33,15 +33,11 @@ def calls(replay, index, x, folder):
         "compile": lambda: replay.compile(4),
         "cut": replay.cut,
         "epoch": lambda: replay.epoch(4),
-        "expect_stale": replay.expect_stale,
         "extend": lambda: replay.extend(rows),
         "get": lambda: replay.get(index),
         "grow": lambda: replay.grow(capacity=200),
-        "last": lambda: replay.last(2),
         "load": lambda: fbuf.Replay.load(folder),
-        "nbytes": replay.nbytes,
         "priorities": replay.priorities,
-        "rebuild": replay.rebuild,
         "rows": replay.rows,
         "sample": lambda: replay.sample(4),
         "save": lambda: replay.save(folder),
@@ -67,7 +63,7 @@ def contents(replay):
 def test_the_table_has_every_public_method(tmp_path):
     replay, index = filled()
     public = {n for n, _ in inspect.getmembers(fbuf.Replay) if not n.startswith("_")}
-    assert public - {"limit", "pace", "buffer", "unlimited"} <= calls(replay, index, np.float32(1), tmp_path).keys()
+    assert public - {"limit", "buffer"} <= calls(replay, index, np.float32(1), tmp_path).keys()
 
 
 @pytest.mark.parametrize("traced", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad of a traced row"])

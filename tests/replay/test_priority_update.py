@@ -115,7 +115,7 @@ def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
 def test_rows_that_cannot_be_drawn_yet_are_refused_at_once() -> None:
     replay = filled("transition")
     replay.add(ROW)
-    newest = jax.device_get(replay.last(1).index)
+    newest = jax.device_get(replay.rows(last=1).index)
     with pytest.raises(ValueError, match="1 indices name rows that can no longer be drawn"):
         replay.update_priority(newest, np.ones(1, np.float32))
 

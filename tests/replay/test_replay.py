@@ -131,7 +131,7 @@ def test_a_lenient_replay_only_counts():
     stats = replay.stats()
     assert stats["empty_samples"] == 1 and stats["refused_nonfinite"] == 1
     replay.set(alpha=0.0)
-    assert replay.stats()["alpha"] == 0 and replay.nbytes()["device"] > 0
+    assert replay.stats()["alpha"] == 0 and replay.stats()["device_bytes"] > 0
 
 
 def test_a_seed_is_an_int():

@@ -160,7 +160,7 @@ def test_new_rows_are_drawn_where_every_priority_held_is_zero(kind):
     state = buffer.extend(buffer.init(0.0), jnp.zeros(4), priority=jnp.zeros(4))
     state = buffer.add(state, 1.0)
     assert buffer.priorities(state)[:5].tolist() == [0, 0, 0, 0, 1]
-    state = buffer.update_priority(state, buffer.last(state, 1).index, jnp.full(1, 0.25))
+    state = buffer.update_priority(state, buffer.rows(state, last=1).index, jnp.full(1, 0.25))
     state = buffer.add(state, 1.0)  # as the largest held
     assert float(buffer.priorities(state)[5]) == 0.25
 
@@ -208,7 +208,7 @@ def test_a_new_alpha_for_all_rows():
     sampler = Prioritized(0.9, largest="held", normalize="buffer")
     buffer, state = filled(sampler, priority, capacity=capacity)
     fresh, expected = filled(Prioritized(0.3, largest="held", normalize="buffer"), priority, capacity=capacity)
-    again = jax.jit(lambda state, alpha: buffer.rebuild(buffer.set(state, alpha=alpha)), donate_argnums=0)
+    again = jax.jit(lambda state, alpha: buffer.set(state, alpha=alpha, rebuild=True), donate_argnums=0)
     for alpha in (0.5, 0.0, 0.3):
         state = again(state, np.float32(alpha))
     assert again._cache_size() == 1
@@ -224,11 +224,12 @@ def test_who_cannot_rebuild_says_so():
         (fbuf.samplers.Uniform(), "has no priorities"),
     ):
         buffer = fbuf.Buffer(3, sampler=sampler)
-        raises(TypeError, text, buffer.rebuild, buffer.init(np.int32(0)))
-    raises(TypeError, "first argument is int, expected BufferState", buffer.rebuild, 3)
+        raises(TypeError, text, lambda b=buffer: b.set(b.init(np.int32(0)), rebuild=True))
+    raises(TypeError, "first argument is int, expected BufferState", lambda: buffer.set(3, rebuild=True))
+    raises(TypeError, "rebuild is 1; expected", lambda: buffer.set(buffer.init(np.int32(0)), rebuild=1))
     ranked = fbuf.Replay(fbuf.Buffer(3, sampler=Ranked()), np.int32(0), seed=0)
     ranked.extend(np.arange(2))
-    ranked.rebuild()
+    ranked.set(rebuild=True)
     assert len(ranked) == 2
 
 
@@ -370,7 +371,7 @@ def test_rows_that_cannot_be_drawn_take_no_priority():
     state = buffer.init(jax.tree.map(lambda x: x[0], rows))
     state = buffer.extend(state, rows, priority=np.array([0.5, 2, 7], np.float32))
     assert leaves(buffer, state).tolist() == [0.5, 2, 0, 0] and float(state.sampler.max_priority) == 2
-    state = buffer.update_priority(state, buffer.last(state, 1).index, np.array([9.0], np.float32))
+    state = buffer.update_priority(state, buffer.rows(state, last=1).index, np.array([9.0], np.float32))
     assert leaves(buffer, state).tolist() == [0.5, 2, 0, 0]
     assert int(buffer.stats(state)["refused_closed"]) == 1 and float(state.sampler.max_priority) == 2
 

@@ -46,7 +46,7 @@ buffer.set(state, version=1.5) => TypeError version is 1.5; expected an integer.
 buffer.set(state, version="3") => TypeError version is '3'; expected a finite number
 buffer.set(state, version=2**31) => ValueError less than 2
 buffer.set(state, alpha=1.0) => ValueError has no number 'alpha'
-buffer.update_rows(state, buffer.last(state, 2).index, {"version": jnp.ones(2, jnp.int32)}) => ValueError
+buffer.update_rows(state, buffer.rows(state, last=2).index, {"version": jnp.ones(2, jnp.int32)}) => ValueError
     'version' is read by Staleness( | and cannot change
 ages.set(ages.init(0.0), version=3) => ValueError has no number 'version'
 """

@@ -33,7 +33,7 @@ def test_rows_are_those_of_one_buffer(draw):
     buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=Prioritized(largest="held"))
     sharded = Sharded(buffer, support.mesh_of(), draw=draw)
     state, one = support.fill(sharded), support.fill(buffer)
-    for got, want in ((sharded.rows(state), buffer.rows(one)), (sharded.last(state, 5), buffer.last(one, 5))):
+    for got, want in ((sharded.rows(state), buffer.rows(one)), (sharded.rows(state, last=5), buffer.rows(one, last=5))):
         same((got.data, got.mask), (want.data, want.mask))
     np.testing.assert_array_equal(sharded.priorities(state), buffer.priorities(one))
     assert bool(sharded.can_add(state, 9))
@@ -80,7 +80,7 @@ def test_rows_are_those_of_one_buffer(draw):
         data = jax.device_get(sharded.rows(state))
         found = dict(zip(data.data["id"][data.mask].tolist(), data.data["version"][data.mask].tolist(), strict=True))
         assert found == versions
-    state = sharded.rebuild(sharded.set(state, alpha=1.0))
+    state = sharded.set(state, alpha=1.0, rebuild=True)
     got = jax.device_get(sharded.peek(state, jax.random.key(3), 64))
     power = np.array([leaf[int(i)] + buffer.sampler.eps for i in got.data["id"][got.mask]])
     total = sum(leaf.values()) + len(leaf) * buffer.sampler.eps
@@ -114,7 +114,7 @@ def test_rows_inside_shard_map_are_those_of_the_device():
     state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(32, dtype=np.int32)})
 
     def local(state, index):
-        rows = sharded.rows(state), sharded.last(state, 2), sharded.get(state, index)
+        rows = sharded.rows(state), sharded.rows(state, last=2), sharded.get(state, index)
         return rows[0].data["id"][:4], rows[1].data["id"], rows[2].data["id"]
 
     index = sharded.peek(state, jax.random.key(0), 16).index
@@ -123,7 +123,7 @@ def test_rows_inside_shard_map_are_those_of_the_device():
     assert every.tolist() == list(range(32))
     assert last.reshape(8, 2).tolist() == [[4 * i + 2, 4 * i + 3] for i in range(8)]
     np.testing.assert_array_equal(found, sharded.get(state, index).data["id"])
-    for call in (lambda: sharded.rows(state), lambda: sharded.last(state, 2)):
+    for call in (lambda: sharded.rows(state), lambda: sharded.rows(state, last=2)):
         raises(ValueError, "without lanes rows have no order over 8 shards. Use lanes=8", call)
     raises(TypeError, "expected the Index of a batch", lambda: sharded.get(state, jnp.arange(8)))
     plain = fbuf.Index(index.slot, index.generation)

@@ -53,9 +53,9 @@ def test_changes_that_find_no_room_are_counted() -> None:
     rows = {"obs": np.random.default_rng(0).integers(0, 256, (6, 16, 16), np.uint8)}
     buffer = fbuf.Buffer(8, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=64, on_full="refuse"))
     state = buffer.extend(buffer.init({"obs": rows["obs"][0]}), {"obs": rows["obs"][:3]})
-    state = buffer.update_rows(state, buffer.last(state, 3).index, {"obs": rows["obs"][3:]})
+    state = buffer.update_rows(state, buffer.rows(state, last=3).index, {"obs": rows["obs"][3:]})
     assert buffer.stats(state)["refused_rows"] == 3
-    np.testing.assert_array_equal(buffer.last(state, 3).data["obs"], rows["obs"][:3])
+    np.testing.assert_array_equal(buffer.rows(state, last=3).data["obs"], rows["obs"][:3])
 
 
 PICTURE = {"obs": np.zeros((84, 84), np.uint8), "small": np.zeros((3,), np.uint8)}

@@ -125,8 +125,8 @@ def test_changed_rows_leave_the_old_state_alone(storage: str) -> None:
     np.testing.assert_array_equal(agree(buffer.get(state, index)), [42, 41, 42])  # the index still names the row
     state = buffer.extend(state, rows_of(8, 1))
     np.testing.assert_array_equal(agree(buffer.rows(state)), [42, 2, 3, 4, 5, 41, 7, 8])
-    only = buffer.update_rows(state, buffer.last(state, 1).index, {"obs": rows_of(9, 1)["obs"]})
-    last = buffer.last(only, 1)
+    only = buffer.update_rows(state, buffer.rows(state, last=1).index, {"obs": rows_of(9, 1)["obs"]})
+    last = buffer.rows(only, last=1)
     assert int(last.data["t"][0]) == 8 and int(last.data["obs"][0, 0]) == 90
 
 
@@ -165,7 +165,7 @@ def test_every_form_gives_the_batches_of_device(storage: str, calls: str) -> Non
 
 def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
     buffer, state = full(storage)
-    before, index = store_of(state).stats(), buffer.last(state, 2).index
+    before, index = store_of(state).stats(), buffer.rows(state, last=2).index
     many, states = (jax.tree.map(lambda x: jnp.stack([x, x]), tree) for tree in (rows_of(0, 4), state))
 
     def extend(state: Any) -> Any:

@@ -76,7 +76,7 @@ def test_masked_lanes_and_changed_rows_come_back(storage: str, tmp_path: Path) -
     rng = np.random.default_rng(0)
     for i in range(9):
         state = buffer.extend(state, rows_of(5 * i, 5, 2), mask=rng.random((5, 2)) < [0.9, 0.3])
-    index = jax.tree.map(lambda x: x.reshape(-1), buffer.last(state, 4).index)
+    index = jax.tree.map(lambda x: x.reshape(-1), buffer.rows(state, last=4).index)
     new = {"reward": np.arange(8, dtype=np.float32), "obs": np.full((8, 40, 40), 255, np.uint8)}
     state = buffer.update_rows(state, index, new)
     new = {"reward": -np.ones(3, np.float32), "next": {"half": np.ones((3, 3), jnp.bfloat16)}}
@@ -87,7 +87,7 @@ def test_masked_lanes_and_changed_rows_come_back(storage: str, tmp_path: Path) -
         state = buffer.resume(EXAMPLE)
         same(buffer.rows(state), held)
     state = buffer.extend(state, rows_of(100, 2, 2))
-    assert (np.asarray(buffer.last(state, 2).data["action"]) == [[200, 201], [202, 203]]).all()
+    assert (np.asarray(buffer.rows(state, last=2).data["action"]) == [[200, 201], [202, 203]]).all()
 
 
 def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_write_that_fails_under_jit_leaves_what_was_there(tmp_path, monkeypatc
     gc.collect()
     state = buffer.resume(EXAMPLE)
     same(buffer.rows(state), held)
-    assert int(np.asarray(buffer.last(buffer.extend(state, rows_of(12, 5, 2)), 1).data["action"])[0, 0]) == 32
+    assert int(np.asarray(buffer.rows(buffer.extend(state, rows_of(12, 5, 2)), last=1).data["action"])[0, 0]) == 32
 
 
 SCRIPT = """

@@ -49,7 +49,7 @@ def test_leaves_in_all_forms() -> None:
         {"obs": np.ones(4, np.float32), "reward": 2.0},
     ]
     state = buffer.extend(state, rows)
-    got = buffer.last(state, 3)
+    got = buffer.rows(state, last=3)
     lazy = got.lazy
     assert lazy.names == tuple(lazy) == ("info/any", "obs", "text") and lazy.shape == (3,) and "obs" in lazy
     assert lazy.present.tolist() == got.mask.tolist() == [False, True, True]
@@ -329,11 +329,11 @@ def test_mistakes_are_named_and_nothing_is_stored() -> None:
 def test_ragged_leaves_do_not_change_and_are_not_read_by_views() -> None:
     buffer = fbuf.Buffer(capacity=4, storage=Ragged())
     state = buffer.add(buffer.init(ROW), ROW)
-    index = buffer.last(state, 1).index
+    index = buffer.rows(state, last=1).index
     raises(TypeError, "leaf 'text' is ragged, and cannot change", buffer.update_rows, state, index, {"text": ["b"]})
     state = buffer.update_rows(state, index, {"reward": jnp.array([9.0])})
-    assert same(buffer.last(state, 1).lazy.rows()[0], ROW | {"reward": 9.0})
-    assert buffer.last(state, 1).data["reward"].tolist() == [9.0]
+    assert same(buffer.rows(state, last=1).lazy.rows()[0], ROW | {"reward": 9.0})
+    assert buffer.rows(state, last=1).data["reward"].tolist() == [9.0]
     with pytest.raises(ValueError, match=r"'obs' is ragged; views read arrays.*maximum=\{'obs'"):
         fbuf.Buffer(capacity=4, storage=Ragged(), view=Transition(autoreset="same_step")).init(
             ROW | {"action": 0, "terminated": False, "truncated": False}
@@ -373,7 +373,7 @@ def test_eager_and_jitted_rows_mix():
     for one, other in zip(buffer.rows(again).lazy.get("obs")[:5], got.lazy.get("obs")[:5], strict=True):
         assert np.array_equal(one, other)
     single = jax.jit(buffer.add)(lacking, {"obs": jnp.arange(4.0), "reward": jnp.float32(3)})
-    assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
+    assert buffer.rows(single, last=1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.more
@@ -506,7 +506,7 @@ def test_unlimited_replay() -> None:
     index = None
     for i in range(0, 21, 3):
         replay.extend([{"text": str(i + j), "x": float(i + j)} for j in range(3)], mask=np.array([True, i != 9, True]))
-        index = index or replay.last(1).index
+        index = index or replay.rows(last=1).index
         replay.sample(2)
     replay.extend([{"text": f"+{j}", "x": 0.0} for j in range(70)])
     want = [str(i) for i in range(21) if i != 10] + [f"+{j}" for j in range(70)]

@@ -100,7 +100,7 @@ def test_lazily_each_row_is_looked_at_when_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="1 rows have other checksums than they were stored with"):
         jax.block_until_ready(buffer.get(state, jnp.arange(48, 52)))
     state = buffer.extend(state, rows_of(60, 41))
-    assert int(buffer.last(state, 1).data["t"][0]) == 100
+    assert int(buffer.rows(state, last=1).data["t"][0]) == 100
     assert np.asarray(buffer.get(state, jnp.arange(60, 100)).data["t"]).tolist() == list(range(60, 100))
     with pytest.raises(ValueError, match='verify is "some"|verify is \'some\'; expected "full" or "lazy"'):
         buffer.resume(EXAMPLE, verify="some")

@@ -20,7 +20,7 @@ def test_extremes_are_read_as_they_were_written(tmp_path: Path) -> None:
     buffer = buffer_of("compressed", tmp_path)  # every storage: tier `more`
     state = buffer.extend(buffer.init(EXAMPLE), ROWS)
     state = buffer.add(state, {name: column[2] for name, column in ROWS.items()})
-    same_rows(buffer.last(state, 7).data, {name: column[[*range(6), 2]] for name, column in ROWS.items()})
+    same_rows(buffer.rows(state, last=7).data, {name: column[[*range(6), 2]] for name, column in ROWS.items()})
     same_rows(buffer.get(state, jnp.array([5, 0])).data, {name: column[[5, 0]] for name, column in ROWS.items()})
     rows = buffer.rows(state)
     same(rows.data["id"][np.asarray(rows.mask)], ROWS["id"][[*range(6), 2]])
@@ -28,8 +28,8 @@ def test_extremes_are_read_as_they_were_written(tmp_path: Path) -> None:
     drawn = np.asarray(batch.data["n"]).astype(int)
     same_rows(batch.data, {name: column[drawn] for name, column in ROWS.items()})
     new = {"id": np.array([-(2**63)]), "x": np.array([-0.0])}
-    state = buffer.update_rows(state, buffer.last(state, 1).index, new)
-    last = buffer.last(state, 1).data
+    state = buffer.update_rows(state, buffer.rows(state, last=1).index, new)
+    last = buffer.rows(state, last=1).data
     same_rows({n: last[n] for n in new}, new)
     spec, _ = buffer.storage.spec(state.rows)
     assert spec["id"].dtype == np.int64 and "int64[]" in str(buffer.summary(state))
@@ -38,7 +38,7 @@ def test_extremes_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_ragged_leaves_keep_64_bits() -> None:
     buffer = fbuf.Buffer(8, storage=Ragged(keys=KEYS))
     state = buffer.extend(buffer.init(EXAMPLE), [{n: x[i] for n, x in ROWS.items()} for i in range(6)])
-    lazy = buffer.last(state, 6).lazy
+    lazy = buffer.rows(state, last=6).lazy
     same_rows({n: lazy.stack(n) for n in KEYS}, {n: ROWS[n] for n in KEYS})
 
 
@@ -51,7 +51,7 @@ def test_jit_refuses_with_the_reason() -> None:
         "peek": lambda state: buffer.peek(state, key, 2),
         "get": lambda state: buffer.get(state, slots),
         "rows": buffer.rows,
-        "last": lambda state: buffer.last(state, 2),
+        "last": lambda state: buffer.rows(state, last=2),
     }
     for name, method in methods.items():
         said = rf"^Buffer.{name}: leaf '\w+' is \w+, which jit cannot hold while .*Replay"

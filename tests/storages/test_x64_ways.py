@@ -41,8 +41,8 @@ def check_reads(replay, rows):
     held = replay.rows()
     for name, column in rows.items():
         same(np.asarray(held.data[name])[np.asarray(held.mask)], column)
-    same_rows(replay.last(number).data, rows)
-    same_rows(replay.get(replay.last(number).index).data, rows)
+    same_rows(replay.rows(last=number).data, rows)
+    same_rows(replay.get(replay.rows(last=number).index).data, rows)
     first = int(rows["n"].reshape(number, -1)[0, 0])
     for to in ("jax", "numpy", "torch"):
         batch = replay.sample(8, to=to).data

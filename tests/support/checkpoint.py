@@ -216,7 +216,7 @@ def check_resize(case, tmp_path):
     loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
     assert loaded is other
     held = min(capacity, 40) // combinations.LANES
-    last, wanted = loaded.last(again, held), buffer.last(state, held)
+    last, wanted = loaded.rows(again, last=held), buffer.rows(state, last=held)
     same((last.data, last.mask), (wanted.data, wanted.mask))
     if not parts[1].endswith("'host')"):
         kept = [(lane, age, leaf) for lane, age, leaf in drawable(buffer, state) if age < held]
@@ -258,4 +258,4 @@ def check_golden(name, path, draw=False):
             state, batch = buffer.sample(state, jax.random.key(i), 4)
             assert np.asarray(batch.mask).any()
         state = buffer.extend(state, golden.rows(golden.STEPS, 3))
-        same(buffer.last(state, 8).data["obs"], golden.rows(golden.STEPS - 5, 8)["obs"])
+        same(buffer.rows(state, last=8).data["obs"], golden.rows(golden.STEPS - 5, 8)["obs"])

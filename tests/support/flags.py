@@ -101,10 +101,10 @@ def every_method(buffer, state, x):
         state = buffer.update_priority(state, batch.index, x["error"])
         state = buffer.update_priority(state, empty.index, x["error"])
         state = buffer.set(state, alpha=x["beta"])
-        state = state if buffer.sampler.rebuilds else buffer.rebuild(state)
+        state = state if buffer.sampler.rebuilds else buffer.set(state, rebuild=True)
     state = buffer.update_rows(state, batch.index, {"reward": x["error"]})
     out += [empty, batch, buffer.peek(state, x["key"], BATCH), buffer.get(state, batch.index), buffer.rows(state)]
-    out += [buffer.get(state, x["slots"]), buffer.last(state, 3), buffer.stats(state), buffer.can_sample(state)]
+    out += [buffer.get(state, x["slots"]), buffer.rows(state, last=3), buffer.stats(state), buffer.can_sample(state)]
     settings = {"storage": buffer.storage, "writer": buffer.writer, "on_write": buffer.on_write}
     settings |= {"sampler": Prioritized(normalize=None), "on_read": Normalize("reward") if buffer.on_read else None}
     other = make(buffer.lanes, **settings)

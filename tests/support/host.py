@@ -41,7 +41,7 @@ def order_of_writes(storage: str, monkeypatch: pytest.MonkeyPatch, verbs: str, c
     """The calls a store gets from a jit of two writes whose first has late rows; and all rows afterwards."""
     buffer = make(storage, capacity, slack=0)
     state, calls = filled(buffer), []
-    index = buffer.last(state, 2).index
+    index = buffer.rows(state, last=2).index
 
     @jax.jit
     def step(state: Any, first: Any, second: Any) -> Any:

@@ -90,5 +90,5 @@ def check_checkpoints(saved: str, loaded: str, path: Path, calls: int = 2) -> No
     for capacity in (12, 30):
         other, resized = fbuf.load(path, dataclasses.replace(target, capacity=capacity), resize=True)
         newest = min(capacity // LANES, int(state.ring.size[0]))
-        same(buffer.last(state, newest).data, other.last(resized, newest).data)
+        same(buffer.rows(state, last=newest).data, other.rows(resized, last=newest).data)
     assert fbuf.save(path, target, again).result().bytes_written < 8_000

@@ -40,14 +40,15 @@ def methods_of(buffer, form):
         "sample": lambda state, key, options: buffer.sample(state, key, BATCH, **options),
         "set": lambda state, numbers: buffer.set(state, **numbers),
         "cut": lambda state, lanes: buffer.cut(state, lanes),
-        **{name: getattr(buffer, name) for name in ("update_priority", "update_rows", "clear", "rebuild")},
+        **{name: getattr(buffer, name) for name in ("update_priority", "update_rows", "clear")},
+        "rebuild": lambda state: buffer.set(state, rebuild=True),
     }
     donated = 0 if form == "donated" else ()
     if form != "eager":
         methods = {name: jax.jit(method, donate_argnums=donated) for name, method in methods.items()}
 
     def observed(state, index):
-        seen = buffer.rows(state), buffer.last(state, 2), buffer.stats(state), buffer.can_sample(state)
+        seen = buffer.rows(state), buffer.rows(state, last=2), buffer.stats(state), buffer.can_sample(state)
         return *seen, buffer.get(state, index), buffer.get(state, index.slot)
 
     scan = jax.jit(lambda state, steps: jax.lax.scan(train_step, state, steps), donate_argnums=donated)

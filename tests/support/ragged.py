@@ -120,13 +120,13 @@ def check_growth(sampler: Any, view: Any) -> None:
     for part in (first[:4], first[4:]):
         one, two = small.extend(one, part), large.extend(two, part)
         if sampler.prioritized:
-            index = large.last(two, 3).index
+            index = large.rows(two, last=3).index
             index = fbuf.Index(index.slot.reshape(-1), index.generation.reshape(-1))
             error = jnp.arange(1.0, 7.0)
             one, two = small.update_priority(one, index, error), large.update_priority(two, index, error)
     if isinstance(sampler, Consume):
         one, two = (b.sample(s, jax.random.key(0), 2)[0] for b, s in ((small, one), (large, two)))
-    index = small.last(one, 2).index
+    index = small.rows(one, last=2).index
     grown, one = small.grow(one)
     assert grown == large
     assert grown.get(one, index).lazy["text"] == [[r["text"] for r in several] for several in first[-2:]]

@@ -92,7 +92,7 @@ def same_batches_as_the_buffer(storage):
         state = update(state, expected.index, expected.data["reward"])
     assert len(replay) == 16
     replay.add({"obs": np.full((8, 8), 7, np.uint8), "reward": 1.0})
-    assert np.asarray(replay.last(1).data["obs"])[0, 0, 0] == 7
+    assert np.asarray(replay.rows(last=1).data["obs"])[0, 0, 0] == 7
 
 
 CAPACITY, ROWS, BATCH, ACTORS = 2000, 8, 32, 3
@@ -196,14 +196,14 @@ def soak(name, batches):
         thread.ends()
     assert not failures, failures[0]
     assert min(added) > 0, f"an actor starved: {added}"
-    pace = replay.pace
-    assert pace is not None and pace.added == sum(added) and len(replay) == min(pace.added, CAPACITY)
+    stats = replay.stats()
+    assert stats["limit_added"] == sum(added) and len(replay) == min(sum(added), CAPACITY)
     if name == "consumed":
         pairs = np.concatenate(drawn[0] + drawn[1], axis=1).T.tolist()
         assert sorted(map(tuple, pairs)) == [(a, i) for a in range(ACTORS) for i in range(added[a])]
     else:
-        assert pace.drawn >= BATCH * sum(count)
-        assert limit.min_diff <= pace.surplus <= limit.max_diff
+        assert stats["limit_drawn"] >= BATCH * sum(count)
+        assert limit.min_diff <= stats["limit_surplus"] <= limit.max_diff
     held = jax.device_get(replay.rows())
     check(held.data, held.mask)
     for actor in range(ACTORS):  # the newest of each, in order, none missing
@@ -223,8 +223,8 @@ def drain(replay, actors):
     replay._write = ends
     for actor in actors:
         actor.ends()
-    soon(lambda: replay.pace.surplus < BATCH)
-    left = replay.pace.surplus
+    soon(lambda: replay.stats()["limit_surplus"] < BATCH)
+    left = int(replay.stats()["limit_surplus"])
     return replay.sample(left, to="numpy").data if left else {"actor": np.zeros(0, int), "id": np.zeros(0, int)}
 
 

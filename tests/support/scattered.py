@@ -117,7 +117,7 @@ def check_largest(storage, data, lanes):
         assert int(buffer.size(state)) == len(model.held)
         expected = model.in_order()
         newest = ([None] * 2 * width + expected)[-2 * width :]
-        for got, wanted in ((buffer.rows(state), expected), (buffer.last(state, 2), newest)):
+        for got, wanted in ((buffer.rows(state), expected), (buffer.rows(state, last=2), newest)):
             flat = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[1 if lanes is None else 2 :]), got)
             padded = wanted + [None] * (flat.mask.size - len(wanted))
             assert flat.mask.tolist() == [row is not None for row in padded]

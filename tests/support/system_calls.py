@@ -137,7 +137,7 @@ class Live:
             replay.extend(rows(first, count))
             jax.block_until_ready(jax.tree.leaves(replay.state))
             self.done += range(first, first + count)
-        last = replay.last(3)
+        last = replay.rows(last=3)
         replay.update_rows(last.index, {"obs": last.data["obs"]})
         replay.buffer.flush(replay.state)
         self.flushed = list(self.done)

@@ -106,14 +106,14 @@ def test_prefetched_batches_are_returned_by_the_next_iteration():
 
 def test_no_more_is_drawn_than_asked_for():
     source = replay(8, limit=fbuf.limits.at_most(1000))
-    assert len(list(Loader(source, steps=3, prefetch=5))) == 3 and source.pace.drawn == 3 * 8
+    assert len(list(Loader(source, steps=3, prefetch=5))) == 3 and source.stats()["limit_drawn"] == 3 * 8
     batches = iter(Loader(source, prefetch=2))
     next(batches)
     (thread,) = threads()
-    soon(lambda: source.pace.drawn == (3 + 1 + 2) * 8)
+    soon(lambda: source.stats()["limit_drawn"] == (3 + 1 + 2) * 8)
     assert thread.is_alive()
     batches.close()
-    assert source.pace.drawn == (3 + 1 + 2) * 8
+    assert source.stats()["limit_drawn"] == (3 + 1 + 2) * 8
     assert list(Loader(source, steps=0)) == [] and no_threads()
 
 
@@ -178,7 +178,7 @@ def test_threads_share_the_batches_of_an_iterator(prefetch):
     batches = iter(Loader(source, steps=6, prefetch=prefetch, transform=met))
     for thread in [Thread(lambda: (meet.wait(PATIENCE), out.extend(batches))) for _ in range(4)]:
         thread.ends()
-    assert len(out) == 6 and source.pace.drawn == 6 * 8 and no_threads()
+    assert len(out) == 6 and source.stats()["limit_drawn"] == 6 * 8 and no_threads()
 
 
 def test_closing_does_not_wait_for_a_limit():
@@ -198,7 +198,9 @@ def test_it_ends_when_the_replay_is_closed(prefetch):
         taken += 1
         if taken == 2:
             source.close()
-    assert taken == source.pace.drawn // 8 and 2 <= taken <= 2 + prefetch  # what was drawn before is handed out
+    assert (
+        taken == source.stats()["limit_drawn"] // 8 and 2 <= taken <= 2 + prefetch
+    )  # what was drawn before is handed out
 
 
 INVALID = """

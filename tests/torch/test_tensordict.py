@@ -131,7 +131,7 @@ def test_windows_are_batches_of_two_axes():
 
 def test_leaves_are_renamed():
     replay = played(fbuf.views.Row())
-    td = to_tensordict(replay.last(40), names={"obs": ("agent", "pixels"), "action": None})
+    td = to_tensordict(replay.rows(last=40), names={"obs": ("agent", "pixels"), "action": None})
     assert td.batch_size == (40,) and "action" not in td.keys() and "probability" not in td.keys()
     assert td["agent", "pixels"][:, 0].tolist() == list(range(40))
     view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
@@ -214,6 +214,6 @@ def test_ragged_rows_are_nested_tensors():
     tokens = [np.arange(n, dtype=np.int32) for n in (2, 5)]
     grids = [np.ones((1, 3), np.float32), np.ones((2, 3), np.float32)]
     replay.extend({"tokens": tokens, "padded": tokens, "grid": grids, "text": ["one", "two"]})
-    td = to_tensordict(replay.last(2))
+    td = to_tensordict(replay.rows(last=2))
     assert [x.tolist() for x in td["tokens"].unbind()] == [x.tolist() for x in tokens]
     assert list(td["text"]) == ["one", "two"] and td["padded"].shape == (2, 6)

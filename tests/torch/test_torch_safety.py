@@ -58,7 +58,7 @@ def test_writing_into_a_batch_changes_no_buffer_and_no_other_batch(case):
         old, before_old = state, held(state)
         state, batch = buffer.sample(state, jax.random.key(turn), 8)
         handed_out = [batch, buffer.peek(state, jax.random.key(9), 8), buffer.rows(state)]
-        handed_out += [buffer.last(state, 4), buffer.get(state, batch.index)]
+        handed_out += [buffer.rows(state, last=4), buffer.get(state, batch.index)]
         kept, before = buffer.rows(state).data, held(state)
         expected, twin = held(kept), held(buffer.peek(state, jax.random.key(5), 8))
         for t in jax.tree.leaves([to_torch(out) for out in handed_out]):
@@ -115,7 +115,10 @@ def test_tensors_that_cannot_be_stored_are_refused():
         raises(error, match, call)
     assert len(made) == 2  # nothing was half-written
     made.extend({"obs": torch.full((2, 4), 0.1).double(), "action": torch.tensor([-7, 7])})  # as NumPy's int64
-    assert made.last(2).data["action"].tolist() == [-7, 7] and (made.last(2).data["obs"] == np.float32(0.1)).all()
+    assert (
+        made.rows(last=2).data["action"].tolist() == [-7, 7]
+        and (made.rows(last=2).data["obs"] == np.float32(0.1)).all()
+    )
 
 
 def plain():
@@ -133,7 +136,7 @@ def test_nested_tensors_are_stored_and_returned():
     strided = torch.nested.nested_tensor(values)
     grids = [np.full((min(n, 4), 3), n, np.float32) for n in lengths]
     replay.extend({"tokens": jagged, "padded": strided, "grid": grids, "text": list("abcd")})
-    rows = replay.last(4)
+    rows = replay.rows(last=4)
     for name in ("tokens", "padded"):
         out = nested(rows, name)
         assert out.layout == torch.jagged and [x.tolist() for x in out.unbind()] == [x.tolist() for x in values]
@@ -150,7 +153,7 @@ def test_rows_that_differ_in_a_second_axis_are_refused():
     storage = fbuf.storages.Ragged(maximum={"x": (3, 3)})
     replay = fbuf.Replay(fbuf.Buffer(8, storage=storage), {"x": np.zeros((0, 0), np.float32)})
     replay.extend([{"x": np.ones((2, 3), np.float32)}, {"x": np.ones((3, 1), np.float32)}])
-    raises(ValueError, r"rows of leaf 'x' differ in axis 1\. Use", lambda: nested(replay.last(2), "x"))
+    raises(ValueError, r"rows of leaf 'x' differ in axis 1\. Use", lambda: nested(replay.rows(last=2), "x"))
 
 
 def test_a_missing_tensordict_is_named(monkeypatch):

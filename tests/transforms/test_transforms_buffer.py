@@ -69,7 +69,7 @@ def test_what_is_stored_and_what_is_drawn():
     held = buffer.rows(state)
     close(jax.tree.map(lambda x: x[:20], held.data), want)
     np.testing.assert_array_equal(held.data["obs"][:20], want["obs"])
-    close(buffer.last(state, 3).data, {n: x[-3:] for n, x in want.items()})
+    close(buffer.rows(state, last=3).data, {n: x[-3:] for n, x in want.items()})
     key = jax.random.key(7)
     batch = buffer.peek(state, key, BATCH)
     before = plain.peek(buffer.convert(plain, state), key, BATCH)
@@ -194,11 +194,11 @@ def test_rows_are_checked_as_they_are_given():
         raises((ValueError, TypeError), f"Buffer.extend: {message}", buffer.extend, state, broken)
     assert buffer.extend(state, {n: x[:0] for n, x in rows.items()}) is state
     one = buffer.add(state, {n: x[0] for n, x in rows.items()})
-    close(buffer.last(one, 1).data["obs"][0], rows["observation"][0])
-    index = buffer.last(one, 1).index
+    close(buffer.rows(one, last=1).data["obs"][0], rows["observation"][0])
+    index = buffer.rows(one, last=1).index
     flat = fbuf.Index(index.slot.reshape(-1), index.generation.reshape(-1))
     changed = buffer.update_rows(one, flat, {"action": jnp.full(2, 77, jnp.int16)})
-    assert buffer.last(changed, 1).data["action"].tolist() == [[77, 77]]
+    assert buffer.rows(changed, last=1).data["action"].tolist() == [[77, 77]]
 
 
 def test_init_and_plan_check_transforms_on_the_example():
@@ -363,7 +363,7 @@ def test_files_are_resumed(tmp_path):
     state = buffer.resume({"r": 0.0})
     assert float(buffer.stats(state)["normalize_reward_mean"]) == 3.5  # of the rows that are held
     state = buffer.extend(state, {"r": jnp.array([9.0])})
-    assert float(buffer.last(state, 1).data["reward"][0]) == 9.0
+    assert float(buffer.rows(state, last=1).data["reward"][0]) == 9.0
 
 
 @pytest.mark.more

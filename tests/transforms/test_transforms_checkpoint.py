@@ -65,7 +65,7 @@ def test_another_on_read_keeps_the_statistics_of_its_stages(saved):
     moved, state = fbuf.load(path, both, resize=True)
     assert float(moved.stats(state)["new_mean"]) == held
     again = moved.extend(state, {"r": jnp.array([100.0])})
-    assert float(moved.last(again, 1).data["reward"][0]) == 100.0
+    assert float(moved.rows(again, last=1).data["reward"][0]) == 100.0
 
 
 def test_another_on_write_is_refused(saved):

@@ -93,7 +93,7 @@ def test_what_is_read(made):
     buffer, state = fbuf.datasets.open(path)
     for got, want in (
         (buffer.rows(state), np.arange(34)),
-        (buffer.last(state, 5), np.arange(29, 34)),
+        (buffer.rows(state, last=5), np.arange(29, 34)),
         (buffer.get(state, jnp.array([[0, 33], [34, -1]], jnp.int32)), np.array([[0, 33], [34, -1]])),
     ):
         there = (want >= 0) & (want < 34)
@@ -239,7 +239,7 @@ def test_64_bits_need_x64(tmp_path):
     raises(ValueError, "leaf 't' is float64, but x64 is off.*float32", fbuf.datasets.open, tmp_path)
     with x64():
         buffer, state = fbuf.datasets.open(tmp_path)
-        assert buffer.last(state, 1).data["t"].dtype == np.float64
+        assert buffer.rows(state, last=1).data["t"].dtype == np.float64
 
 
 @pytest.mark.more
@@ -360,7 +360,7 @@ def test_numbers_and_priorities(made):
     for i in range(3):
         drawn = []
         for buffer, state in (one, two):
-            state = buffer.rebuild(buffer.set(state, alpha=0.3 + i))
+            state = buffer.set(state, alpha=0.3 + i, rebuild=True)
             state, batch = buffer.sample(state, jax.random.key(i), BATCH, beta=0.5)
             state = buffer.update_priority(state, batch.index, jnp.arange(BATCH) - 3.0)
             drawn.append((buffer, state, batch))

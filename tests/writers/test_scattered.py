@@ -71,7 +71,7 @@ def test_the_order_of_arrival_outlives_2_to_32_rows():
     state = dataclasses.replace(state, scatter=late)
     for i in range(6):
         state = buffer.extend(state, rows_of(10 + i, 1) | {"score": np.float32([i + 1])})
-        index = buffer.last(state, 1).index
+        index = buffer.rows(state, last=1).index
         assert np.asarray(index.generation)[0] != 0
     assert np.asarray(buffer.rows(state).data["id"]).tolist() == [0, 1, 14, 15]
     assert np.asarray(state.scatter.newest).tolist() == [4, 1]
@@ -105,7 +105,7 @@ def test_steps_that_are_tried_and_dropped_cost_nothing():
     state = extend(buffer.init(EXAMPLE), rows_of(0, 12) | {"score": np.arange(12, dtype=np.float32)})
     for i in range(20):
         extend(state, rows_of(500, 5) | {"score": np.full(5, 1000 + i, np.float32)})
-        state = buffer.update_rows(state, buffer.last(state, 1).index, {"done": np.ones(1, bool)})
+        state = buffer.update_rows(state, buffer.rows(state, last=1).index, {"done": np.ones(1, bool)})
         state = extend(state, rows_of(100 + i, 1) | {"score": np.float32([3.5])})
     rows = jax.device_get(buffer.rows(state))
     assert sorted(rows.data["id"].tolist()) == [*range(4, 12), 100, 101, 102, 103]

@@ -212,7 +212,7 @@ class Mixture(MixtureConfig):
           >>> states = {name: buffer.add(buffer.init({"t": 0}), {"t": 7}) for name in mixture.names}
           >>> states, batch = mixture.sample(states, jax.random.key(0), 4)
           >>> states = mixture.update_rows(states, batch.index, {"t": batch.data["t"] + 100})
-          >>> buffer.last(states["one"], 1).data["t"].tolist()
+          >>> buffer.rows(states["one"], last=1).data["t"].tolist()
           [107]
         """
         index = self._checked_index("Mixture.update_rows", states, index, (1, 2))
@@ -270,10 +270,10 @@ class Mixture(MixtureConfig):
         found: jax.Array = self._run(draw.can_sample, states)[1]
         return found
 
-    def check_state(self, states: States) -> None:
-        """Raise ValueError if other buffers made the states, at trace time."""
+    def _check_state(self, states: States) -> None:
+        """Raise ValueError if other buffers made the states; every operation does when it is traced."""
         for name, buffer in self.members:
-            buffer.check_state(states[name])
+            _buffer_checks.check_made_by("Mixture", draw.buffer_of(buffer), states[name])
 
     @property
     def _sharded(self) -> Sharded | None:

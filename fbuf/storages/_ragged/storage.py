@@ -45,7 +45,7 @@ class Ragged(HostStorage):
     or one dict of columns: arrays `[N, ...]` or lists of N values. Rows may lack ragged leaves, never the others.
 
     A batch has the arrays in `batch.data`, and ragged leaves in `batch.lazy` (`fbuf.Lazy`): lists, object arrays, torch nested
-    tensors, or a dense stack if shapes agree. So do `get`, `rows` and `last`. Views (`Sequence`, `Transition`, ...) read arrays
+    tensors, or a dense stack if shapes agree. So do `get` and `rows`. Views (`Sequence`, `Transition`, ...) read arrays
     only; `batch.lazy` then has the rows of their windows (`Transition`: the row at t).
 
     Inside jit `sample` works as usual; `extend` takes arrays only, so it needs `maximum`. A leaf with one is read padded with
