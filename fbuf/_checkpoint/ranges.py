@@ -14,6 +14,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, Header, host_header
+from fbuf._checkpoint.state_arrays import name_in_file
 from fbuf._core.component import STATES
 from fbuf._formats.checkpoint import SchemaError
 
@@ -22,7 +23,7 @@ def check_ranges(call: str, path: str, buffer: Buffer, state: BufferState) -> Bu
     """Return a loaded state; raise SchemaError if it holds numbers that no buffer writes."""
     for name, node in _nodes("", dataclasses.replace(state, header=host_header(state.header))):
         for field, values, low, high in node.ranges(buffer.geometry):
-            _check(call, path, f"{name}{field}", np.asarray(values), np.asarray(low), np.asarray(high))
+            _check(call, path, name_in_file(f"{name}{field}"), np.asarray(values), np.asarray(low), np.asarray(high))
     return state
 
 

@@ -22,8 +22,13 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import Storage
 from fbuf.storages._host_rows import SideHeld
 
-_NAMES_IN_FILES = {"ahead/batch/index/generation": "ahead/batch/index/ticket"}
-"""Names that files keep although the leaf has another. A name in a file changes only with the format."""
+_NAMES_IN_FILES = {
+    "ahead/batch/index/generation": "ahead/batch/index/ticket",
+    "sampler/pool/": "sampler/roster/",
+    "sampler/position/": "sampler/turn/",
+    "sampler/unit_size": "sampler/lot",
+}
+"""First parts of names that files keep although the leaves have others. A name in a file changes only with the format."""
 
 
 def template(buffer: Buffer, spec: Spec, structure: Any, given: RowFormat | None) -> BufferState:
@@ -38,7 +43,15 @@ def to_saved_arrays(buffer: Buffer, state: BufferState) -> dict[str, Any]:
     sampler = buffer.sampler.saved(state.sampler, buffer.capacity)
     pairs = jax.tree_util.tree_flatten_with_path(dataclasses.replace(state, rows=None, sampler=sampler))[0]
     named = ((jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in pairs)
-    return {_NAMES_IN_FILES.get(name, name): leaf for name, leaf in named}
+    return {name_in_file(name): leaf for name, leaf in named}
+
+
+def name_in_file(name: str) -> str:
+    """Return the name that files have for a leaf of a state."""
+    for part, in_file in _NAMES_IN_FILES.items():
+        if name.startswith(part):
+            return in_file + name[len(part) :]
+    return name
 
 
 def from_saved_arrays(buffer: Buffer, abstract: BufferState, leaves: dict[str, Any], rows: Any) -> BufferState:

@@ -122,7 +122,7 @@ def waiting_slots(queue: FifoState, geometry: Geometry) -> Array:
 class ConsumeState:
     """Hold the anchors that may still be drawn, and how often."""
 
-    roster: SlotPool  # the anchors that may still be drawn
+    pool: SlotPool  # the anchors that may still be drawn
     left: Array | None  # int32[C] by slot, draws left; None if `times` is 1
 
     def ranges(self, geometry: Geometry) -> Ranges:
@@ -201,7 +201,7 @@ class Consume(Sampler):
         if self.order == "fifo":
             return init_queue(geometry, dense, self.times)
         left = None if self.times == 1 else jnp.zeros((geometry.capacity,), jnp.int32)
-        return ConsumeState(roster=slot_pool.init(geometry.capacity), left=left)
+        return ConsumeState(pool=slot_pool.init(geometry.capacity), left=left)
 
     def change(
         self, sampler: ConsumeState | FifoState, change: AnchorChange, geometry: Geometry, token: Array
@@ -209,18 +209,18 @@ class Consume(Sampler):
         if isinstance(sampler, FifoState):
             return change_queue(sampler, change, geometry, token, self.times)
         nowhere = jnp.int32(geometry.capacity)
-        roster = sampler.roster
+        pool = sampler.pool
         if change.close_slot.size:
             closed = jnp.where(change.close_mask, change.close_slot, nowhere).reshape(-1)
-            place, token = slot_pool.places(roster, closed, token)
-            roster = slot_pool.remove(roster, place, place >= jnp.int32(0), token)
+            place, token = slot_pool.places(pool, closed, token)
+            pool = slot_pool.remove(pool, place, place >= jnp.int32(0), token)
         opened = jnp.where(change.open_mask, change.open_slot, nowhere).reshape(-1)
         # Where every row is an anchor, a new row may replace one that is still in the pool.
         mask = change.open_mask.reshape(-1)
-        place, token = slot_pool.places(roster, opened, token)
-        roster = slot_pool.add(roster, opened, mask & (place < jnp.int32(0)), token)
+        place, token = slot_pool.places(pool, opened, token)
+        pool = slot_pool.add(pool, opened, mask & (place < jnp.int32(0)), token)
         left = self._set_left(sampler.left, opened, mask, jnp.full_like(opened, self.times), token)
-        return ConsumeState(roster, left)
+        return ConsumeState(pool, left)
 
     def draw_some(
         self,
@@ -235,24 +235,24 @@ class Consume(Sampler):
         del options
         if isinstance(sampler, FifoState):
             return draw_queue(sampler, batch_size, wanted, anchors, token)
-        roster = sampler.roster
-        mask = jnp.arange(batch_size, dtype=jnp.int32) < jnp.minimum(roster.number, wanted)
-        place = jnp.where(mask, slot_pool.draw(roster, key, batch_size), jnp.int32(0))
-        slot = roster.slot.at[place].get(mode="promise_in_bounds")
+        pool = sampler.pool
+        mask = jnp.arange(batch_size, dtype=jnp.int32) < jnp.minimum(pool.number, wanted)
+        place = jnp.where(mask, slot_pool.draw(pool, key, batch_size), jnp.int32(0))
+        slot = pool.slot.at[place].get(mode="promise_in_bounds")
         left = jnp.ones_like(slot) if sampler.left is None else sampler.left.at[slot].get(mode="promise_in_bounds")
         token, (place, slot, left) = order_after_reads(token, (place, slot, left))
         after = ConsumeState(
-            roster=slot_pool.remove(roster, place, mask & (left <= jnp.int32(1)), token),
+            pool=slot_pool.remove(pool, place, mask & (left <= jnp.int32(1)), token),
             left=self._set_left(sampler.left, slot, mask, left - jnp.int32(1), token),
         )
-        chance = jnp.float32(1) / jnp.maximum(roster.number, jnp.int32(1)).astype(jnp.float32)
+        chance = jnp.float32(1) / jnp.maximum(pool.number, jnp.int32(1)).astype(jnp.float32)
         return after, masked_draw(slot, chance, mask, anchors.geometry)
 
     def _set_left(self, left: Array | None, slot: Array, mask: Array, value: Array, token: Array) -> Array | None:
         return None if left is None else slot_pool.put(left, slot, value, mask, token)
 
     def available(self, sampler: ConsumeState | FifoState, count: Array | None = None) -> Array:
-        return number_waiting(sampler) if isinstance(sampler, FifoState) else sampler.roster.number
+        return number_waiting(sampler) if isinstance(sampler, FifoState) else sampler.pool.number
 
     def waiting(self, sampler: ConsumeState | FifoState) -> tuple[Array, Array] | None:
         return (sampler.held - sampler.used, sampler.oldest) if isinstance(sampler, FifoState) else None
@@ -261,7 +261,7 @@ class Consume(Sampler):
         if isinstance(sampler, FifoState):
             listed = waiting_slots(sampler, anchors.geometry)
         else:
-            listed = sampler.roster.place >= jnp.int32(0)
+            listed = sampler.pool.place >= jnp.int32(0)
         number = jnp.maximum(self.available(sampler), jnp.int32(1)).astype(jnp.float32)
         left = listed.astype(jnp.int32) if sampler.left is None else jnp.where(listed, sampler.left, jnp.int32(0))
         chance = listed.astype(jnp.float32) / number
@@ -273,7 +273,7 @@ class Consume(Sampler):
 
     def moved(self, sampler: ConsumeState, remap: SlotRemap) -> ConsumeState:
         left = None if sampler.left is None else jnp.asarray(remap.by_slot(sampler.left, 0))
-        return ConsumeState(slot_pool.moved(sampler.roster, remap), left)
+        return ConsumeState(slot_pool.moved(sampler.pool, remap), left)
 
     def stats(self, sampler: ConsumeState | FifoState) -> dict[str, Array]:
         return {"anchors_left": self.available(sampler)}

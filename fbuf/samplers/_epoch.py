@@ -57,7 +57,7 @@ class EpochState:
 
     log: AnchorQueue | None  # None if every row held is an anchor
     held: Array  # int32[E], anchors each lane has now
-    turn: EpochPosition
+    position: EpochPosition
 
     def ranges(self, geometry: Geometry) -> Ranges:
         yield "held", self.held, 0, geometry.length
@@ -66,7 +66,7 @@ class EpochState:
 class _Batch(NamedTuple):
     """Hold a batch while it is filled."""
 
-    turn: EpochPosition
+    position: EpochPosition
     chosen: Array  # int32[B], numbers in the epoch
     found: Array  # int32[], open anchors found so far; more than B if the batch is full and others are left
     next: Array  # int32[], position of the order to look at next
@@ -128,7 +128,7 @@ class Epoch(LogSampler):
 
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
         start, closed, held = zeros(*(geometry.lanes,) * 3)
-        turn = EpochPosition(
+        position = EpochPosition(
             start=start,
             closed=closed,
             taken=jnp.zeros((), jnp.int32),
@@ -136,16 +136,16 @@ class Epoch(LogSampler):
             key=jnp.zeros((2,), jnp.uint32) if self.shuffle else None,
             order=zeros(min(geometry.capacity, random.SHUFFLED))[0] if self.shuffle else None,
         )
-        return EpochState(log=anchor_log.init(geometry, dense), held=held, turn=turn)
+        return EpochState(log=anchor_log.init(geometry, dense), held=held, position=position)
 
     def change(self, sampler: EpochState, change: AnchorChange, geometry: Geometry, token: Array) -> EpochState:
         held, closed = anchor_log.close(sampler.held, change, geometry)
-        turn = sampler.turn
-        lost = jnp.minimum(closed, turn.start - turn.closed)
+        position = sampler.position
+        lost = jnp.minimum(closed, position.start - position.closed)
         return EpochState(
             log=anchor_log.apply(sampler.log, change, geometry, token),
             held=held + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32),
-            turn=dataclasses.replace(turn, closed=turn.closed + lost),
+            position=dataclasses.replace(position, closed=position.closed + lost),
         )
 
     def draw_some(
@@ -167,56 +167,56 @@ class Epoch(LogSampler):
         own_key = fresh_key(key)
 
         def ended(batch: _Batch) -> Array:
-            return (batch.next >= _size(batch.turn)) | ~jnp.any(batch.turn.closed < batch.turn.start)
+            return (batch.next >= _size(batch.position)) | ~jnp.any(batch.position.closed < batch.position.start)
 
         def begins(batch: _Batch) -> Array:
             return enough & ended(batch) & (batch.found < least)
 
         def searching(batch: _Batch) -> Array:
             # A full batch ends the epoch if only closed anchors are left.
-            most = wanted + jnp.where(jnp.any(batch.turn.closed > jnp.int32(0)), least, jnp.int32(0))
+            most = wanted + jnp.where(jnp.any(batch.position.closed > jnp.int32(0)), least, jnp.int32(0))
             return begins(batch) | (enough & ~ended(batch) & (batch.found < most))
 
         def fill(batch: _Batch) -> _Batch:
             wants, new = searching(batch), begins(batch)
-            turn = self._begin(batch.turn, new, held, own_key())
+            position = self._begin(batch.position, new, held, own_key())
             found, next = (jnp.where(new, jnp.int32(0), n) for n in (batch.found, batch.next))
-            return self._take(_Batch(turn, batch.chosen, found, next), wants, wanted, geometry)
+            return self._take(_Batch(position, batch.chosen, found, next), wants, wanted, geometry)
 
         zero = jnp.zeros((), jnp.int32)
-        nothing = _Batch(sampler.turn, jnp.zeros((batch_size,), jnp.int32), zero, sampler.turn.taken)
+        nothing = _Batch(sampler.position, jnp.zeros((batch_size,), jnp.int32), zero, sampler.position.taken)
         batch = control_flow.while_loop(lambda batch: any_unbatched(searching(batch)), fill, nothing)
-        turn, chosen, found, _ = batch
-        left = jnp.where(jnp.any(turn.closed > jnp.int32(0)), found - wanted, _size(turn) - turn.taken)
+        position, chosen, found, _ = batch
+        left = jnp.where(jnp.any(position.closed > jnp.int32(0)), found - wanted, _size(position) - position.taken)
         found = jnp.minimum(found, wanted)
         mask = jnp.arange(batch_size, dtype=jnp.int32) < found
-        lane, number = anchor_log.lane_and_rank(turn.start, jnp.where(mask, chosen, jnp.int32(0)))
-        rank = jnp.maximum(number - turn.closed[lane], jnp.int32(0))
+        lane, number = anchor_log.lane_and_rank(position.start, jnp.where(mask, chosen, jnp.int32(0)))
+        rank = jnp.maximum(number - position.closed[lane], jnp.int32(0))
         slot = anchor_log.at(sampler.log, anchors, lane, rank)
-        chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
+        chance = jnp.float32(1) / jnp.maximum(_size(position), jnp.int32(1)).astype(jnp.float32)
         drawn = masked_draw(slot, chance, mask, geometry)
-        return dataclasses.replace(sampler, turn=turn), dataclasses.replace(drawn, last=left < least)
+        return dataclasses.replace(sampler, position=position), dataclasses.replace(drawn, last=left < least)
 
     def position(self, sampler: EpochState, wanted: Array) -> tuple[Array, Array, Array, Array]:
         """Return epochs begun, whether a draw of `wanted` int32[] begins one, and the anchors of this one and the next."""
-        turn, size = sampler.turn, _size(sampler.turn)
-        left = jnp.where(jnp.any(turn.closed < turn.start), size - turn.taken, jnp.int32(0))
+        position, size = sampler.position, _size(sampler.position)
+        left = jnp.where(jnp.any(position.closed < position.start), size - position.taken, jnp.int32(0))
         is_ended = left < (wanted if self.drop_last else jnp.int32(1))
-        return turn.begun, is_ended, size, jnp.sum(sampler.held, dtype=jnp.int32)
+        return position.begun, is_ended, size, jnp.sum(sampler.held, dtype=jnp.int32)
 
     def clear(self, sampler: EpochState, geometry: Geometry, dense: bool) -> EpochState:
         empty = self.init(geometry, dense)
-        return dataclasses.replace(empty, turn=dataclasses.replace(empty.turn, begun=sampler.turn.begun))
+        return dataclasses.replace(empty, position=dataclasses.replace(empty.position, begun=sampler.position.begun))
 
     def inspect(self, sampler: EpochState, anchors: AnchorSet) -> Inspected:
-        geometry, turn = anchors.geometry, sampler.turn
+        geometry, position = anchors.geometry, sampler.position
         place = jnp.arange(geometry.capacity, dtype=jnp.int32)
-        lane, number = anchor_log.lane_and_rank(turn.start, self._at(turn, place, _size(turn), geometry))
-        rank = number - turn.closed[lane]
-        live = (place < _size(turn)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still open
+        lane, number = anchor_log.lane_and_rank(position.start, self._at(position, place, _size(position), geometry))
+        rank = number - position.closed[lane]
+        live = (place < _size(position)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still open
         slot = anchor_log.at(sampler.log, anchors, lane, jnp.maximum(rank, jnp.int32(0)))
         slot = jnp.where(live, slot, jnp.int32(geometry.capacity))
-        waits = live & (place >= turn.taken)
+        waits = live & (place >= position.taken)
         number = jnp.sum(waits, dtype=jnp.int32)
         nothing = jnp.zeros((geometry.capacity,), jnp.int32)
         drawn = nothing.at[slot].set((~waits).astype(jnp.int32), mode="drop")
@@ -230,33 +230,33 @@ class Epoch(LogSampler):
 
     def moved(self, sampler: EpochState, remap: SlotRemap) -> EpochState:
         # An epoch with more anchors than the capacity ends.
-        turn, capacity = sampler.turn, remap.after.capacity
-        if turn.order is not None:
+        position, capacity = sampler.position, remap.after.capacity
+        if position.order is not None:
             order = np.zeros(min(capacity, 1024), np.int32)
-            kept = min(order.size, turn.order.shape[0])
-            order[:kept] = np.asarray(turn.order)[:kept]
-            turn = dataclasses.replace(turn, order=jnp.asarray(order))
-        if int(np.asarray(turn.start).sum()) > capacity:
-            none = jnp.zeros_like(turn.start)
-            turn = dataclasses.replace(turn, start=none, closed=none, taken=jnp.zeros_like(turn.taken))
-        return dataclasses.replace(sampler, log=anchor_log.moved(sampler.log, remap), turn=turn)
+            kept = min(order.size, position.order.shape[0])
+            order[:kept] = np.asarray(position.order)[:kept]
+            position = dataclasses.replace(position, order=jnp.asarray(order))
+        if int(np.asarray(position.start).sum()) > capacity:
+            none = jnp.zeros_like(position.start)
+            position = dataclasses.replace(position, start=none, closed=none, taken=jnp.zeros_like(position.taken))
+        return dataclasses.replace(sampler, log=anchor_log.moved(sampler.log, remap), position=position)
 
     def joined(self, parts: Sequence[EpochState], fresh: EpochState, join: SlotJoin) -> EpochState:
-        turn = dataclasses.replace(fresh.turn, begun=jnp.uint32(join.begun))  # an epoch of other shards ends
+        position = dataclasses.replace(fresh.position, begun=jnp.uint32(join.begun))  # an epoch of other shards ends
         if fresh.log is None:
-            return EpochState(None, join.ring.size, turn)
+            return EpochState(None, join.ring.size, position)
         log = anchor_log.joined([part.log for part in parts if part.log is not None], join)
-        return EpochState(log, jnp.asarray(join.lanes([part.held for part in parts])), turn)
+        return EpochState(log, jnp.asarray(join.lanes([part.held for part in parts])), position)
 
     def stats(self, sampler: EpochState) -> dict[str, Array]:
-        turn = sampler.turn
-        return {"epoch": turn.begun, "epoch_left": _size(turn) - turn.taken}
+        position = sampler.position
+        return {"epoch": position.begun, "epoch_left": _size(position) - position.taken}
 
-    def _begin(self, turn: EpochPosition, begins: Array, held: Array, key: Array) -> EpochPosition:
-        """Begin an epoch of the `held` anchors where `begins`, else return `turn`."""
+    def _begin(self, position: EpochPosition, begins: Array, held: Array, key: Array) -> EpochPosition:
+        """Begin an epoch of the `held` anchors where `begins`, else return `position`."""
 
-        def new(turn: EpochPosition) -> EpochPosition:
-            name, order = turn.key, turn.order
+        def new(position: EpochPosition) -> EpochPosition:
+            name, order = position.key, position.order
             if self.shuffle:
                 bits = jax.random.bits(key, (2 + order.shape[0],), jnp.uint32)
                 name, total = bits[:2], jnp.sum(held, dtype=jnp.int32)
@@ -270,46 +270,46 @@ class Epoch(LogSampler):
                 start=held,
                 closed=jnp.zeros_like(held),
                 taken=jnp.zeros((), jnp.int32),
-                begun=turn.begun + jnp.uint32(1),
+                begun=position.begun + jnp.uint32(1),
                 key=name,
                 order=order,
             )
-            return jax.tree.map(lambda new, old: jnp.where(begins, new, old), fresh, turn)
+            return jax.tree.map(lambda new, old: jnp.where(begins, new, old), fresh, position)
 
-        return control_flow.cond(any_unbatched(begins), new, lambda turn: turn, turn)
+        return control_flow.cond(any_unbatched(begins), new, lambda position: position, position)
 
     def _take(self, batch: _Batch, wants: Array, wanted: Array, geometry: Geometry) -> _Batch:
         """Look at the next positions if the batch `wants` to; fill it up to `wanted` anchors."""
-        turn, chosen, found, next = batch
+        position, chosen, found, next = batch
         batch_size = chosen.shape[0]
         # A few more than wanted, so one pass usually suffices even if some have closed.
         width = min(batch_size + batch_size // 8 + 8, geometry.capacity)
-        size, ahead = _size(turn), jnp.arange(width, dtype=jnp.int32)
+        size, ahead = _size(position), jnp.arange(width, dtype=jnp.int32)
         there = wants & (ahead < size - next)
-        number = self._at(turn, next + ahead, size, geometry)
-        lane, rank = anchor_log.lane_and_rank(turn.start, number)
-        live = there & (rank >= turn.closed[lane])
+        number = self._at(position, next + ahead, size, geometry)
+        lane, rank = anchor_log.lane_and_rank(position.start, number)
+        live = there & (rank >= position.closed[lane])
         upto = found + jnp.cumsum(live, dtype=jnp.int32)
         passed = there & (upto <= wanted)
         put = jnp.where(live & passed, upto - jnp.int32(1), jnp.int32(batch_size) + ahead)
         return _Batch(
-            turn=dataclasses.replace(turn, taken=turn.taken + jnp.sum(passed, dtype=jnp.int32)),
+            position=dataclasses.replace(position, taken=position.taken + jnp.sum(passed, dtype=jnp.int32)),
             chosen=chosen.at[put].set(number, mode="drop", unique_indices=True),
             found=upto[-1],
             next=next + jnp.sum(there, dtype=jnp.int32),
         )
 
-    def _at(self, turn: EpochPosition, place: Array, size: Array, geometry: Geometry) -> Array:
+    def _at(self, position: EpochPosition, place: Array, size: Array, geometry: Geometry) -> Array:
         """Return the numbers in the epoch, int32[A] in [0, `size`), at positions of the order; undefined beyond it."""
         if not self.shuffle:
             return place
-        few = turn.order.at[jnp.clip(place, 0, turn.order.shape[0] - 1)].get(mode="promise_in_bounds")
+        few = position.order.at[jnp.clip(place, 0, position.order.shape[0] - 1)].get(mode="promise_in_bounds")
         if geometry.capacity <= random.SHUFFLED:
             return few
-        many = random.permute(turn.key, place, size)
+        many = random.permute(position.key, place, size)
         return jnp.where(size <= jnp.int32(random.SHUFFLED), few, many)
 
 
-def _size(turn: EpochPosition) -> Array:
+def _size(position: EpochPosition) -> Array:
     """Return the anchors of the epoch, int32[]."""
-    return jnp.sum(turn.start, dtype=jnp.int32)
+    return jnp.sum(position.start, dtype=jnp.int32)

@@ -39,14 +39,14 @@ class StalenessState:
     held: Array  # int32[E], anchors of each lane; the oldest may belong to no run
     stamp: Array  # int32[K, E], the version, or the number of the unit
     count: Array  # int32[K, E], anchors of the run that are held
-    lot: Any  # int32[E], anchors of the newest unit; None with versions
+    unit_size: Any  # int32[E], anchors of the newest unit; None with versions
     version: Any  # int32[], what staleness is measured from; None without versions
 
     def ranges(self, geometry: Geometry) -> Ranges:
         yield "held", self.held, 0, geometry.length
         yield "count", self.count, 0, geometry.length
-        if self.lot is not None:
-            yield "lot", self.lot, 0, 2**31 - 1
+        if self.unit_size is not None:
+            yield "unit_size", self.unit_size, 0, 2**31 - 1
 
 
 class _Arrived(NamedTuple):
@@ -54,7 +54,7 @@ class _Arrived(NamedTuple):
 
     run: Array  # int32[A, E], 0: the newest run before the write, 1: the next one
     stamp: Array  # int32[A, E]
-    lot: Any  # int32[E], afterwards; None with versions
+    unit_size: Any  # int32[E], afterwards; None with versions
 
 
 @component
@@ -145,7 +145,7 @@ class Staleness(LogSampler):
             held=jnp.zeros((lanes,), jnp.int32),
             stamp=jnp.zeros((runs, lanes), jnp.int32),
             count=jnp.zeros((runs, lanes), jnp.int32),
-            lot=jnp.zeros((lanes,), jnp.int32) if self.version is None else None,
+            unit_size=jnp.zeros((lanes,), jnp.int32) if self.version is None else None,
             version=None if self.version is None else jnp.zeros((), jnp.int32),
         )
 
@@ -175,7 +175,7 @@ class Staleness(LogSampler):
             held=held + opened,
             stamp=stamp.at[place, lane].set(arrived.stamp, mode="drop"),
             count=count.at[place, lane].add(jnp.int32(1), mode="drop"),
-            lot=arrived.lot,
+            unit_size=arrived.unit_size,
             version=version,
         )
 
@@ -184,14 +184,14 @@ class Staleness(LogSampler):
         if self.version is None:
             rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
             unit, opened = jnp.int32(self.unit), jnp.sum(mask, axis=0, dtype=jnp.int32)
-            run = (sampler.lot[None, :] + rank) // unit
-            last = jnp.maximum(sampler.lot + opened - jnp.int32(1), jnp.int32(0)) // unit
-            return _Arrived(run, newest[None, :] + run, sampler.lot + opened - last * unit)
+            run = (sampler.unit_size[None, :] + rank) // unit
+            last = jnp.maximum(sampler.unit_size + opened - jnp.int32(1), jnp.int32(0)) // unit
+            return _Arrived(run, newest[None, :] + run, sampler.unit_size + opened - last * unit)
         if change.open_stamp is None:  # an eviction opens nothing
             none = jnp.zeros(mask.shape, jnp.int32)
-            return _Arrived(none, none, sampler.lot)
+            return _Arrived(none, none, sampler.unit_size)
         first, _ = anchor_log.differs_from_previous(change.open_stamp, mask, newest)
-        return _Arrived(jnp.cumsum(first, axis=0, dtype=jnp.int32), change.open_stamp, sampler.lot)
+        return _Arrived(jnp.cumsum(first, axis=0, dtype=jnp.int32), change.open_stamp, sampler.unit_size)
 
     def _staleness(self, sampler: StalenessState) -> tuple[Array, Array]:
         """Return the staleness of each run, uint32[K, E], and which runs have anchors that may be drawn."""

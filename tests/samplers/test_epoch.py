@@ -108,13 +108,13 @@ def test_counts_do_not_overflow():
     geometry = fbuf.Buffer(capacity=length).geometry
     state = Epoch().init(geometry, dense=True)
     whole = np.full((1,), length, np.int32)
-    turn = dataclasses.replace(state.turn, start=whole, closed=whole - 3)
-    state = dataclasses.replace(state, held=whole, turn=turn)
+    position = dataclasses.replace(state.position, start=whole, closed=whole - 3)
+    state = dataclasses.replace(state, held=whole, position=position)
     slots = np.arange(5, dtype=np.int32)[:, None]
     change = anchors.dense(slots, np.ones((5, 1), bool), None)
     for _ in range(3):
         state = Epoch().change(state, change, geometry, np.int32(0))
-        assert state.held.tolist() == state.turn.closed.tolist() == [length]
+        assert state.held.tolist() == state.position.closed.tolist() == [length]
 
 
 def test_arguments_must_be_bools():
@@ -148,7 +148,7 @@ def test_eager_draws_of_an_epoch_copy_nothing_that_grows():
     buffer = buffer_of(Epoch(), "steps", lanes=2)
     state = empty(buffer)
     moved = changed(state, buffer.sample(state, jax.random.key(1), 7)[0])
-    assert all(name.startswith((".sampler.turn", ".header")) for name in moved)
+    assert all(name.startswith((".sampler.position", ".header")) for name in moved)
 
 
 @pytest.mark.exhaustive
