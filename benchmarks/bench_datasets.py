@@ -1,10 +1,10 @@
 """What does a data set of Atari frames cost: to make, to keep, to open, to draw from?
 
-The files are those of the DQN replay data set, made of real games (`_atari`): pieces of single frames, actions, rewards, ends,
-counters, as gzipped arrays. *Making* goes from those files to a data set that can be drawn from, one piece after another in one
-process: ours compresses, torchrl's (`AtariDQNExperienceReplay`, its own function for a piece; the download around it needs an
-external program) writes memory maps of the raw frames. Ours waits for the disk, about 30 ms a piece, and the data set's own
-pieces are 20 times as large. *Reading* is 256 stacks of four frames and the stacks after them, drawn at random: ours by a
+The files are those of the DQN replay data set, made of real games (`_atari`): dumps of single frames, actions, rewards, ends,
+counters, as gzipped arrays. *Making* goes from those files to a data set that can be drawn from, one dump after another in one
+process: ours compresses, torchrl's (`AtariDQNExperienceReplay`, its own function for a dump; the download around it needs an
+external program) writes memory maps of the raw frames. Ours waits for the disk, about 30 ms a segment, and the data set's own
+segments are 20 times as large. *Reading* is 256 stacks of four frames and the stacks after them, drawn at random: ours by a
 jitted `sample`, whose time includes the draw, action, reward and flags; torchrl's as `sample` of its slice sampler, and as
 `get` of the same number of rows, which leaves the draw out. All files are in the page cache; both sides give the same frames,
 which is checked.
@@ -12,7 +12,7 @@ which is checked.
 Bytes are of all files of the data set, against stacks with next stacks (8 frames a row), which is what a naive buffer holds;
 torchrl's memory maps hold each frame once, raw. The estimate for 50 million frames takes the bytes a row of these frames.
 
-The large data sets are many pieces of a million rows: real frames of games in turn. *Opening* counts the files, reads the
+The large data sets are many segments of a million rows: real frames of games in turn. *Opening* counts the files, reads the
 index and makes the state, after everything was compiled once. In the largest the raw frames would take fifteen times this
 machine's memory; what a batch takes there is compared with one from a fiftieth of it.
 
@@ -74,15 +74,15 @@ def _gz(path: Path, array: np.ndarray) -> None:
     path.write_bytes(gzip.compress(data.getvalue(), 6))
 
 
-def write_files(folder: Path, game: str, rows: int, pieces: int) -> np.ndarray:
+def write_files(folder: Path, game: str, rows: int, dumps: int) -> np.ndarray:
     """Pieces of `rows` rows as the agent's ring dumps them; the frames, in order."""
-    frames, start = _atari.frames(game, rows * pieces)
+    frames, start = _atari.frames(game, rows * dumps)
     random = np.random.default_rng(0)
     action = random.integers(0, 6, len(frames), np.int32)
     reward = random.choice(np.array([0, 0, 0, 1, -1], np.float32), len(frames))
     terminal = np.append(start[1:], False).astype(np.uint8)
     folder.mkdir(parents=True)
-    for number in range(pieces):
+    for number in range(dumps):
         at = np.arange(number * rows, (number + 1) * rows)
         at[-1] = max(number * rows - 1, 0)  # the ring's last place holds the row of the cycle before
         for name, array in (("observation", frames), ("action", action), ("reward", reward), ("terminal", terminal)):
@@ -97,7 +97,7 @@ def _ours(files: Path, root: Path) -> tuple[fbuf.Buffer, Any]:
 
 
 def _torchrl(files: Path, root: Path, peer: Any) -> None:
-    """What its constructor does with a piece once its files are there."""
+    """What its constructor does with a dump once its files are there."""
     found = peer._list_runs(files / "dqn" / "Pong" / "1" / "replay_logs")
     for number in found:
         peer._preproc_run(root / "Pong" / "1" / str(number), found, number)
@@ -114,10 +114,10 @@ def _quietly(call: Callable[[], Any]) -> Any:
         return call()
 
 
-def _game(game: str, rows: int, pieces: int, rounds: int, where: Path, peer: Any) -> list[dict[str, Any]]:
+def _game(game: str, rows: int, dumps: int, rounds: int, where: Path, peer: Any) -> list[dict[str, Any]]:
     """Rows of one game."""
-    files, total = where / game, rows * pieces
-    frames = write_files(files / "dqn" / "Pong" / "1" / "replay_logs", game, rows, pieces)
+    files, total = where / game, rows * dumps
+    frames = write_files(files / "dqn" / "Pong" / "1" / "replay_logs", game, rows, dumps)
     mine, theirs = where / f"{game}-fbuf", where / f"{game}-torchrl"
     seconds: dict[str, list[float]] = {"ours": [], "torchrl": []}
     absent = isinstance(peer, Absent)
@@ -219,7 +219,7 @@ def _reads(
 
 
 def write_piece(path: Path, rows: int, games: tuple[str, ...] = _atari.GAMES, each: int = 20_000) -> None:
-    """Piece 0 of a data set: games in turn."""
+    """Segment 0 of a data set: games in turn."""
     random, done, turn = np.random.default_rng(0), 0, 0
     schema = dataset.Schema(
         {
@@ -230,11 +230,11 @@ def write_piece(path: Path, rows: int, games: tuple[str, ...] = _atari.GAMES, ea
             "truncated": ((), "bool"),
         }
     )
-    with dataset.SegmentWriter(path, 0, schema) as piece:
+    with dataset.SegmentWriter(path, 0, schema) as segment:
         while done < rows:
             for frames, start in _atari.blocks(games[turn % len(games)], min(each, rows)):
                 number = min(len(frames), rows - done)
-                piece.append(
+                segment.append(
                     {
                         "obs": frames[:number],
                         "action": random.integers(0, 6, number, np.int32),
@@ -245,14 +245,14 @@ def write_piece(path: Path, rows: int, games: tuple[str, ...] = _atari.GAMES, ea
                 )
                 done += number
             turn += 1
-        piece.commit()
+        segment.commit()
 
 
-def many(path: Path, other: Path, pieces: int) -> None:
-    """A data set of so many copies of the piece at `path`, at `other`; copies on the disk, not links."""
-    for number in range(pieces):
+def many(path: Path, other: Path, segments: int) -> None:
+    """A data set of so many copies of the segment at `path`, at `other`; copies on the disk, not links."""
+    for number in range(segments):
         shutil.copytree(path / "pieces" / "0", other / "pieces" / str(number))
-    dataset.finish(other, [dataset.SegmentRows(number) for number in range(pieces)])
+    dataset.finish(other, [dataset.SegmentRows(number) for number in range(segments)])
 
 
 def opened(path: str, samples: int) -> Iterator[Any]:
@@ -268,7 +268,7 @@ def opened(path: str, samples: int) -> Iterator[Any]:
 
 
 def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[dict[str, Any]]:
-    """Rows of data sets of `sizes` pieces of `rows` rows."""
+    """Rows of data sets of `sizes` segments of `rows` rows."""
     first, report = where / "one", []
     write_piece(first, rows)
     folders = {number: where / f"of-{number}" for number in sizes}
@@ -285,7 +285,7 @@ def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[d
         report.append(
             row(
                 OPEN,
-                f"{sizes[0] * rows:,} rows in {sizes[0]} pieces, {name}",
+                f"{sizes[0] * rows:,} rows in {sizes[0]} segments, {name}",
                 ours=spread(seconds[1:]),
                 ratio=spread(seconds[1:], "").median,
                 target="<= 1.0",
@@ -444,7 +444,7 @@ def vectors(rows: int, rounds: int, where: Path) -> list[dict[str, Any]]:
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows for six games of two pieces of 50,000 rows (`quick`: one game, of 2,000), then for large data sets."""
+    """Rows for six games of two dumps of 50,000 rows (`quick`: one game, of 2,000), then for large data sets."""
     games = _atari.GAMES[:1] if quick else _atari.GAMES
     rows, rounds = (2_000, 1) if quick else (50_000, 3)
     module = load_peer("torchrl.data.datasets")

@@ -29,9 +29,9 @@ def make(path, rows=6):
 def root(tmp_path, monkeypatch):
     make(tmp_path / "Pong/1")
     make(tmp_path / MINARI, 3)
-    with dataset.SegmentWriter(tmp_path / "Pong/2", 0, dataset.Schema({"t": ((), "int32")})) as piece:
-        piece.append({"t": np.arange(4, dtype=np.int32)})
-        piece.commit()
+    with dataset.SegmentWriter(tmp_path / "Pong/2", 0, dataset.Schema({"t": ((), "int32")})) as segment:
+        segment.append({"t": np.arange(4, dtype=np.int32)})
+        segment.commit()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/file.txt").write_text("mine")
     monkeypatch.setenv("FBUF_DATASETS", str(tmp_path))

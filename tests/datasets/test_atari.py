@@ -58,9 +58,9 @@ def test_the_public_bucket_is_read(files, run, tmp_path, monkeypatch):
         meta = rows["meta"]
         assert (meta["id"], meta["game"], meta["run"], meta["selected"]) == ("Pong/1", "Pong", 1, None)
         assert meta["settings"]["sticky_actions"] == 0.25 and meta["source"] == server.base
-        piece = meta["pieces"]["1"]
-        assert (piece["capacity"], piece["add_count"], piece["stack"], piece["horizon"]) == (250, 499, 4, 1)
-        file = piece["files"]["$store$_observation"]
+        dump = meta["pieces"]["1"]
+        assert (dump["capacity"], dump["add_count"], dump["stack"], dump["horizon"]) == (250, 499, 4, 1)
+        file = dump["files"]["$store$_observation"]
         assert file["size"] == len(server.files[FRAMES.format(1)]) and len(file["md5"]) == 32
         server.faults[LISTING] = [Status(401)]
         raises(SourceError, "get: files of Pong/1 cannot be listed: .*source=", get, tmp_path, None, download="force")
@@ -178,9 +178,9 @@ def test_rows_of_other_files_are_not_mixed_in(server, files, tmp_path):
     server.files = FaultServer.of(files, listing="").files
     pytest.raises(ValueError, lambda: get(tmp_path, server.base)).match("made from other files .*download='force'")
     same(get(tmp_path, server.base, download="force"), other)
-    with dataset.SegmentWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as piece:
-        piece.append({"t": np.arange(3, dtype=np.int32)})
-        piece.commit()
+    with dataset.SegmentWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as dump:
+        dump.append({"t": np.arange(3, dtype=np.int32)})
+        dump.commit()
     pytest.raises(ValueError, lambda: get(tmp_path / "kind", files)).match("is of another kind")
 
 

@@ -21,7 +21,7 @@ BLOCK = 64
 
 
 class InMemory(dict):
-    """`Files` of a piece."""
+    """`Files` of a dump."""
 
     def whole(self, kind, dtypes, shape, most):
         assert self[kind].dtype.name in dtypes
@@ -64,14 +64,14 @@ def writer(monkeypatch):
 def read(run, numbers, change=None, partial="keep"):
     Writer.kept = {}
     metas = {}
-    for piece in run.pieces:
-        if piece.number in numbers:
-            arrays = made.arrays(run, piece)
+    for dump in run.dumps:
+        if dump.number in numbers:
+            arrays = made.arrays(run, dump)
             if change is not None:
-                change(piece.number, arrays)
-            convert(InMemory(arrays), "", piece.number, schema(), {})
-            kept = [meta for _, meta in Writer.kept.values() if meta["piece"] == piece.number]
-            (metas[piece.number],) = [meta for meta in kept if "parts" in meta]
+                change(dump.number, arrays)
+            convert(InMemory(arrays), "", dump.number, schema(), {})
+            kept = [meta for _, meta in Writer.kept.values() if meta["piece"] == dump.number]
+            (metas[dump.number],) = [meta for meta in kept if "parts" in meta]
             assert len({meta["made"] for meta in kept}) == 1
     uses, found = seams([stretch for number in numbers for stretch in stretches(metas[number])], partial)
     parts = [part["pieces"] for meta in metas.values() for part in meta["parts"]]
@@ -100,11 +100,11 @@ def check(run, numbers):
 
 @st.composite
 def runs(draw):
-    """A run, and the numbers of some of its pieces."""
+    """A run, and the numbers of some of its dumps."""
     log = made.synthetic(450, draw(st.integers(0, 2**16)), draw(st.sampled_from([2, 7, 30, 100, 500])))
     blanks, final = draw(st.sampled_from([3, 3, 0])), draw(st.booleans())
     run = made.record(log, draw(st.integers(70, 160)), blanks=blanks, final=final)
-    numbers = st.sampled_from([piece.number for piece in run.pieces])
+    numbers = st.sampled_from([dump.number for dump in run.dumps])
     return run, sorted(draw(st.lists(numbers, min_size=1, unique=True)))
 
 
@@ -115,7 +115,7 @@ def test_rows_are_those_of_the_log(writer, monkeypatch, case, most):
     monkeypatch.setattr(segment, "MOST_BYTES", most)
     run, chosen = case
     check(run, chosen)
-    check(run, [piece.number for piece in run.pieces])
+    check(run, [dump.number for dump in run.dumps])
 
 
 @settings(max_examples=15)
@@ -141,7 +141,7 @@ def test_without_partial_episodes_every_stack_is_what_the_agent_saw(writer, case
     assert np.flatnonzero(rows["truncated"]).tolist() == np.flatnonzero(cut[np.isin(want, kept)]).tolist()
 
 
-def test_a_piece_that_grows_too_large_becomes_several(writer, monkeypatch):
+def test_a_segment_that_grows_too_large_becomes_several(writer, monkeypatch):
     monkeypatch.setattr(segment, "MOST_BYTES", 100)
     run = made.record(made.synthetic(400, seed=2, episode=10**9), 300)
     for most, more in ((segment.MOST, [RUNS, 2 * RUNS]), (2, [RUNS])):
@@ -156,9 +156,9 @@ def test_a_cycle_that_was_not_dumped_is_a_gap_though_numbers_follow(writer):
     log.terminal[:] = False
     log.terminal[294] = True  # three zeros so far: the next step makes 4 rows, from place 98 on
     run = made.record(log, 100)
-    counts = [piece.add_count for piece in run.pieces[:-1]]
+    counts = [dump.add_count for dump in run.dumps[:-1]]
     assert 200 in np.diff(counts).tolist(), counts
-    found = check(run, [piece.number for piece in run.pieces])
+    found = check(run, [dump.number for dump in run.dumps])
     assert [seam.why for seam in found if not seam.joined] == ["100 rows are missing"]
 
 
@@ -166,7 +166,7 @@ def test_a_cycle_that_was_not_dumped_is_a_gap_though_numbers_follow(writer):
 def test_a_final_dump_that_holds_too_few_older_rows_is_cut_off(writer, head, joined):
     """Eight rows before the last place identify the dump before; with fewer, the row at the last place is dropped."""
     run = made.record(made.synthetic(300 - 3 + head, episode=10**9), 100)
-    assert run.pieces[-1].final and run.pieces[-1].add_count == head
+    assert run.dumps[-1].final and run.dumps[-1].add_count == head
     assert check(run, [0, 1, 2, 3])[-1].joined == joined
     assert check(run, [3]) == [] and not check(run, [1, 3])[-1].joined  # alone, its last place may be of any cycle
     assert len(run.expected([0, 1, 2, 3])[0]) == len(run.log) - (not joined)
@@ -175,18 +175,18 @@ def test_a_final_dump_that_holds_too_few_older_rows_is_cut_off(writer, head, joi
 def test_a_final_dump_of_another_run_is_not_joined(writer):
     run = made.record(made.synthetic(330, episode=10**9), 100)
     other = made.record(made.synthetic(330, seed=5, episode=10**9), 100)
-    mixed = dataclasses.replace(run, pieces=(*run.pieces[:-1], other.pieces[-1]))
+    mixed = dataclasses.replace(run, dumps=(*run.dumps[:-1], other.dumps[-1]))
 
     def change(number, arrays):
         if number == 3:
-            arrays.update(made.arrays(other, other.pieces[-1]))
+            arrays.update(made.arrays(other, other.dumps[-1]))
 
     _, found, uses = read(mixed, [2, 3], change)
     assert not found[-1].joined and BEFORE + 3 not in [use.number for use in uses]
 
 
 def test_counters_of_one_cycle_only_prove_nothing(writer):
-    """`add_count` as some describe it: the same in every piece. Then every piece ends in a cut."""
+    """`add_count` as some describe it: the same in every dump. Then every dump ends in a cut."""
     run = made.record(made.synthetic(330, episode=10**9), 100, final=False)
 
     def change(number, arrays):
@@ -202,7 +202,7 @@ def test_frames_contradict_counters(writer):
     log, other = made.synthetic(300, episode=10**9), made.synthetic(300, seed=9, episode=10**9)
     run = made.record(made.swap(log, 196, other), 100, final=False)
     rows, found, _ = read(run, [0, 1])
-    assert found[0].joined  # within piece 1 all is well: the seam lies in front of row 96
+    assert found[0].joined  # within dump 1 all is well: the seam lies in front of row 96
     assert [seam.joined for seam in read(run, [1, 2])[1]] == [False]
     rows, found, _ = read(run, [0, 1, 2])
     assert [seam.joined for seam in found] == [True, False] and "pixels change" in found[1].why
@@ -242,7 +242,7 @@ def test_what_cannot_be_is_damage(writer):
 
 def test_one_episode_without_zeros_does_not_make_steps_of_all_others(writer):
     run = made.record(made.synthetic(1200, episode=5), 2400)
-    rows = run.pieces[0].rows
+    rows = run.dumps[0].rows
     third = int(np.flatnonzero(rows == made.BLANK)[8])
     rows[third - 2 : third + 1] = rows[third + 1] + 20  # what some other writer left there
     assert (rows == made.BLANK).sum() > 300

@@ -94,11 +94,11 @@ def test_workers_end_with_an_error(server, run, tmp_path, how):
     same(get(tmp_path, server.base), run)
 
 
-def test_memory_does_not_grow_with_the_piece(tmp_path):
+def test_memory_does_not_grow_with_the_dump(tmp_path):
     run = made.record(made.synthetic(2000), 1500, final=False)
     rows, folder = 40_000, tmp_path / RUN
     folder.mkdir(parents=True)
-    for kind, array in made.arrays(run, run.pieces[0]).items():
+    for kind, array in made.arrays(run, run.dumps[0]).items():
         said = {"add_count": np.array(rows - 1), "invalid_range": (rows - 2 + np.arange(5)) % rows}.get(kind, array)
         if kind.startswith("$"):
             said = np.resize(said[:1400], (rows, *array.shape[1:]))

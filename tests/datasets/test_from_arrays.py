@@ -84,7 +84,7 @@ def test_gaps_between_next_observations_end_episodes(tmp_path):
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(2, 9), st.booleans(), st.integers(0, 5))
-def test_episodes_segments_and_streams_may_have_any_length(lengths, piece, following, chunk):
+def test_episodes_segments_and_streams_may_have_any_length(lengths, segment, following, chunk):
     episodes = made(tuple(lengths))
     data = flat(episodes, following)
     expected = oracle.rows_of(episodes, final=following)
@@ -93,10 +93,10 @@ def test_episodes_segments_and_streams_may_have_any_length(lengths, piece, follo
         whole = data
         data = ({n: x[i : i + chunk] for n, x in whole.items()} for i in range(0, rows, chunk))
     with tempfile.TemporaryDirectory() as folder:
-        oracle.from_arrays(data, path=f"{folder}/a", segment_rows=piece, view=ROW)
+        oracle.from_arrays(data, path=f"{folder}/a", segment_rows=segment, view=ROW)
         oracle.check_files(f"{folder}/a", expected)
         sizes = [info.rows for info in _dataset.committed(f"{folder}/a").values()]
-    assert sizes[:-1] == [piece] * (len(sizes) - 1) and 0 < sizes[-1] <= piece
+    assert sizes[:-1] == [segment] * (len(sizes) - 1) and 0 < sizes[-1] <= segment
 
 
 def test_leaves_may_be_nested_renamed_and_coded(tmp_path):

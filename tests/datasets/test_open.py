@@ -13,13 +13,13 @@ from fbuf._formats import dataset as _dataset
 from fbuf._host.types import StoreCorrupted
 from fbuf.datasets import _minari
 from tests.support import datasets_oracle as oracle
-from tests.support import pieces
+from tests.support import segments
 from tests.support.disk import flip
 from tests.support.refusals import raises
 
 
 def test_info_describes_a_data_set(tmp_path):
-    pieces.make(tmp_path)
+    segments.make(tmp_path)
     info = datasets.info(tmp_path)
     assert info.finished and info.rows == 34 and info.beside == ()
     counts = {number: counts[:2] for number, counts in info.segments.items()}
@@ -32,7 +32,7 @@ def test_info_describes_a_data_set(tmp_path):
 
 
 def test_verify_names_the_damaged_segment(tmp_path):
-    pieces.make(tmp_path)
+    segments.make(tmp_path)
     datasets.verify(tmp_path)
     flip(*(tmp_path / "pieces" / "1").glob("data-*"), -3)
     raises(fbuf.StoreCorrupted, r"segment 1 of .* is damaged.*or remove .*pieces/1", datasets.verify, tmp_path)
@@ -63,7 +63,7 @@ def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path):
 
 
 def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path):
-    rows = pieces.make(tmp_path)
+    rows = segments.make(tmp_path)
     with _dataset.DataSet.open(tmp_path) as dataset:
         offset = int(dataset.store._columns[0].address[0]) & (1 << 40) - 1
     flip(*(tmp_path / "pieces" / "3").glob("data-*"), offset + 3)
@@ -81,7 +81,7 @@ def test_delete_removes_only_a_closed_data_set(tmp_path):
     path.mkdir()
     (path / "notes.txt").write_text("mine")
     pytest.raises(FileNotFoundError, datasets.delete, path).match("nothing was removed")
-    pieces.make(path)
+    segments.make(path)
     buffer, state = datasets.open(path)
     pytest.raises(BlockingIOError, datasets.delete, path).match("is open in this process")
     jax.block_until_ready(state)
@@ -90,7 +90,7 @@ def test_delete_removes_only_a_closed_data_set(tmp_path):
     assert [file.name for file in path.iterdir()] == ["notes.txt"]
     pytest.raises(FileNotFoundError, datasets.delete, path)
     (path / "notes.txt").unlink()
-    pieces.make(path)
+    segments.make(path)
     (path / "dataset.json").write_bytes(b"damaged")
     datasets.delete(path)
     assert not path.exists()
@@ -101,7 +101,7 @@ def test_leaf_names_without_a_structure_are_refused(tmp_path):
     for number, (names, keys) in enumerate(cases):
         structure = keys and {"dict": [[key, at] for at, key in enumerate(keys)]}
         path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
-        pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
+        segments.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
         _dataset.finish(path, [_dataset.SegmentRows(0)])
         pytest.raises(StoreCorrupted, fbuf.datasets.open, path).match("leaves a, .* do not fit")
 

@@ -52,7 +52,7 @@ def test_selected_leaves_are_copied(maze, tmp_path, workers, limit, sizes):
     before, after = read(maze), read(dest)
     assert sorted(after) == ["action", "obs/place", "terminated", "truncated"] and buffer.view == fbuf.views.Row()
     assert all(np.array_equal(after[name], before[name][: sum(sizes)]) for name in after)
-    assert [piece.rows for piece in _dataset.committed(dest).values()] == sizes
+    assert [segment.rows for segment in _dataset.committed(dest).values()] == sizes
 
 
 def test_dtypes_and_structures_are_those_of_the_function(maze, tmp_path):
@@ -315,7 +315,7 @@ def test_killed_work_is_resumed(write, tmp_path):
                 process.stdin.write("on\n")
             process.kill()
         pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
-    done = sum(piece.rows for piece in _dataset.committed(path).values())
+    done = sum(segment.rows for segment in _dataset.committed(path).values())
     assert done >= 1000
     seen = []
     write(tmp_path, path, lambda now, total: seen.append(now))

@@ -13,10 +13,10 @@ from fbuf._formats import dataset as _dataset
 from fbuf._formats.checkpoint import Disk, data_file
 from fbuf._host.store.store import StoreClosed
 from fbuf.storages import BitPack, Raw, Zstd
-from tests.support import pieces
+from tests.support import segments
 from tests.support.memory_disk import Killed
-from tests.support.pieces import check, same
 from tests.support.refusals import raises
+from tests.support.segments import check, same
 from tests.support.threads import Thread
 
 SegmentRows = _dataset.SegmentRows
@@ -54,9 +54,9 @@ def test_any_rows_read_as_written(tmp_path_factory, made, seed, memory, more):
         most = values if number else 2
         numbers = {leaf: rng.integers(0, most, (size, *leaf.shape)) - 1 for leaf in schema.leaves}
         rows[number] = {leaf.name: array.astype(leaf.dtype) for leaf, array in numbers.items()}
-        pieces.write(path, number, schema, rows[number], step)
+        segments.write(path, number, schema, rows[number], step)
     _dataset.finish(path, used, sync=False)
-    check(path, pieces.used_of(rows, tuple(used)), memory=memory, **more)
+    check(path, segments.used_of(rows, tuple(used)), memory=memory, **more)
 
 
 def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path):
@@ -66,11 +66,11 @@ def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path):
     for k in range(3):
         few = np.resize(odd, 300) if k else np.full(300, 7, np.float32)
         rows[k] = {"few": few, "many": (number + 200 * k).astype(np.int32), "mixed": number * (k == 1)}
-        pieces.write(tmp_path, k, schema, rows[k], 100)
+        segments.write(tmp_path, k, schema, rows[k], 100)
     used = tuple(SegmentRows(k) for k in rows)
     _dataset.finish(tmp_path, used)
     for memory in (0, 1 << 20):
-        check(tmp_path, pieces.used_of(rows, used), memory=memory)
+        check(tmp_path, segments.used_of(rows, used), memory=memory)
     with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
         # a byte a row of `few`, and of `mixed` in the two segments where it is one value
         assert 900 + 600 <= dataset.store.nbytes < 900 + 600 + 64
@@ -78,7 +78,7 @@ def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path):
 
 @pytest.mark.parametrize("cache", [0, 1 << 20])
 def test_many_threads_read_at_once(cache, tmp_path):
-    want = pieces.make(tmp_path)
+    want = segments.make(tmp_path)
     with _dataset.DataSet.open(tmp_path, memory=0, cache=cache) as dataset:
 
         def read(seed):
@@ -90,7 +90,7 @@ def test_many_threads_read_at_once(cache, tmp_path):
 
 
 def test_invalid_reads_and_writes_are_refused(tmp_path):
-    pieces.make(tmp_path)
+    segments.make(tmp_path)
     dataset = _dataset.DataSet.open(tmp_path)
     pytest.raises(IndexError, lambda: dataset.read({"action": np.array([34])})).match("there are 34")
     pytest.raises(IndexError, dataset.read_rows, -1, 3).match("there are 34")
@@ -107,25 +107,25 @@ def test_invalid_reads_and_writes_are_refused(tmp_path):
 
 
 def test_a_segment_is_there_once_committed(tmp_path):
-    rows = pieces.rows_of(np.random.default_rng(0), 9)
-    with _dataset.SegmentWriter(tmp_path, 7, pieces.SCHEMA) as piece:
-        piece.append(rows)
-        assert piece.rows == 9 and piece.nbytes > 0
+    rows = segments.rows_of(np.random.default_rng(0), 9)
+    with _dataset.SegmentWriter(tmp_path, 7, segments.SCHEMA) as segment:
+        segment.append(rows)
+        assert segment.rows == 9 and segment.nbytes > 0
     assert _dataset.committed(tmp_path) == {} and not _dataset.is_dataset(tmp_path)
-    pieces.write(tmp_path, 7, pieces.SCHEMA, rows, meta={"url": "x"})
+    segments.write(tmp_path, 7, segments.SCHEMA, rows, meta={"url": "x"})
     info = _dataset.committed(tmp_path)[7]
-    assert (info.rows, info.meta, info.schema) == (9, {"url": "x"}, pieces.SCHEMA)
+    assert (info.rows, info.meta, info.schema) == (9, {"url": "x"}, segments.SCHEMA)
     assert _dataset.is_dataset(tmp_path)
-    raises(FileExistsError, r"has a segment 7", _dataset.SegmentWriter, tmp_path, 7, pieces.SCHEMA)
+    raises(FileExistsError, r"has a segment 7", _dataset.SegmentWriter, tmp_path, 7, segments.SCHEMA)
     _dataset.discard(tmp_path, 7)
     _dataset.discard(tmp_path, 7)
     assert _dataset.committed(tmp_path) == {} and not (tmp_path / "pieces" / "7").exists()
-    pieces.write(tmp_path, 7, pieces.SCHEMA, rows)
+    segments.write(tmp_path, 7, segments.SCHEMA, rows)
 
 
 def test_of_two_writers_of_a_segment_one_commits(tmp_path):
-    rows = pieces.rows_of(np.random.default_rng(0), 9)
-    writers = [_dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) for _ in range(2)]
+    rows = segments.rows_of(np.random.default_rng(0), 9)
+    writers = [_dataset.SegmentWriter(tmp_path, 0, segments.SCHEMA) for _ in range(2)]
     with writers[0] as one, writers[1] as two:
         one.append(rows)
         two.append(rows)
@@ -134,18 +134,18 @@ def test_of_two_writers_of_a_segment_one_commits(tmp_path):
 
 
 def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path):
-    rows = pieces.rows_of(np.random.default_rng(0), 4)
-    with _dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) as piece:
+    rows = segments.rows_of(np.random.default_rng(0), 4)
+    with _dataset.SegmentWriter(tmp_path, 0, segments.SCHEMA) as segment:
         for change, match in (
             ({"action": rows["action"].astype(np.int64)}, r"int64\[4\]; expected int32\[4\]"),
             ({"action": rows["action"][:2]}, r"'action' is int32\[2\]"),
             ({"obs": rows["obs"][:, :3]}, r"'obs' is uint8\[4, 3, 6\]; expected"),
         ):
-            pytest.raises(ValueError, piece.append, {**rows, **change}).match(match)
-        assert piece.rows == 0
-        pytest.raises(ValueError, piece.commit).match("has no rows")
-    pytest.raises(ValueError, piece.append, rows).match("is closed")
-    raises(ValueError, "expected an int from 0", _dataset.SegmentWriter, tmp_path, -1, pieces.SCHEMA)
+            pytest.raises(ValueError, segment.append, {**rows, **change}).match(match)
+        assert segment.rows == 0
+        pytest.raises(ValueError, segment.commit).match("has no rows")
+    pytest.raises(ValueError, segment.append, rows).match("is closed")
+    raises(ValueError, "expected an int from 0", _dataset.SegmentWriter, tmp_path, -1, segments.SCHEMA)
     leaves = {name: ((3,), "uint8") for name in "abc"}
     odd = _dataset.Schema(leaves, codec={"a": Zstd(chunk=64), "b": Zstd(chunk=63), "c": BitPack(chunk=61)})
     words = r"'c': 'BitPack\(chunk=61\)'.* every 245952 rows; expected at most 4096"
@@ -180,7 +180,7 @@ def test_a_schema_is_stored_as_json():
 def test_a_data_set_is_finished_with_whole_segments(tmp_path):
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("there is no data set at")
     rng = np.random.default_rng(0)
-    pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(rng, 3))
+    segments.write(tmp_path, 0, segments.SCHEMA, segments.rows_of(rng, 3))
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("not finished: 1 segments are there")
     raises(ValueError, "segment 1 is not at", lambda: _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)]))
     pytest.raises(ValueError, lambda: _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(0)])).match("each once")
@@ -189,23 +189,25 @@ def test_a_data_set_is_finished_with_whole_segments(tmp_path):
 
 def test_segments_are_added_later(tmp_path):
     rng = np.random.default_rng(0)
-    rows = {number: pieces.rows_of(rng, 6) for number in range(2)}
-    pieces.write(tmp_path, 0, pieces.SCHEMA, rows[0])
+    rows = {number: segments.rows_of(rng, 6) for number in range(2)}
+    segments.write(tmp_path, 0, segments.SCHEMA, rows[0])
     _dataset.finish(tmp_path, [SegmentRows(0, cut=True)])
     before = _dataset.DataSet.open(tmp_path)
-    pieces.write(tmp_path, 1, pieces.SCHEMA, rows[1])
+    segments.write(tmp_path, 1, segments.SCHEMA, rows[1])
     _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)])
-    check(tmp_path, pieces.used_of(rows, (SegmentRows(0), SegmentRows(1))))
-    same(before.read_rows(0, 6), pieces.used_of(rows, (SegmentRows(0, cut=True),)))  # an open data set does not change
+    check(tmp_path, segments.used_of(rows, (SegmentRows(0), SegmentRows(1))))
+    same(
+        before.read_rows(0, 6), segments.used_of(rows, (SegmentRows(0, cut=True),))
+    )  # an open data set does not change
     with _dataset.DataSet.open(tmp_path) as after:
         assert after.identity != before.identity
 
 
 def test_a_data_set_with_a_segment_written_again_is_unfinished(tmp_path):
-    pieces.make(tmp_path)
+    segments.make(tmp_path)
     _dataset.discard(tmp_path, 1)
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("segment 1 of .* is missing")
-    pieces.write(tmp_path, 1, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(5), pieces.SIZES[1]))
+    segments.write(tmp_path, 1, segments.SCHEMA, segments.rows_of(np.random.default_rng(5), segments.SIZES[1]))
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("was rewritten")
 
 
@@ -228,7 +230,7 @@ def killed_at(path, call):
         for name in ("open", "pwritev", "fsync", "rename", "unlink"):
             patch.setattr(Disk, name, dying(name))
         try:
-            pieces.make(path)
+            segments.make(path)
         except Killed:
             return True
     return False
@@ -237,7 +239,7 @@ def killed_at(path, call):
 @pytest.mark.more
 def test_a_killed_process_leaves_whole_segments(tmp_path):
     rng = np.random.default_rng(0)
-    rows = {number: pieces.rows_of(rng, size) for number, size in pieces.SIZES.items()}
+    rows = {number: segments.rows_of(rng, size) for number, size in segments.SIZES.items()}
     for call in range(1, 1000):
         path = tmp_path / str(call)
         path.mkdir()
@@ -246,7 +248,7 @@ def test_a_killed_process_leaves_whole_segments(tmp_path):
         there = dataset.committed(path)
         pytest.raises(FileNotFoundError, dataset.DataSet.open, path)
         for number in rows.keys() - there.keys():
-            pieces.write(path, number, pieces.SCHEMA, rows[number])
-        dataset.finish(path, pieces.USED)
-        pieces.check(path, pieces.used_of(rows, pieces.USED), verify="full")
+            segments.write(path, number, segments.SCHEMA, rows[number])
+        dataset.finish(path, segments.USED)
+        segments.check(path, segments.used_of(rows, segments.USED), verify="full")
     assert call > 60

@@ -11,7 +11,7 @@ import fbuf
 from fbuf._formats import checkpoint
 from fbuf._formats import dataset as _dataset
 from fbuf.storages import Zstd
-from tests.support import pieces
+from tests.support import segments
 from tests.support.hostile_manifests import dumps, signed
 from tests.support.refusals import raises
 
@@ -23,7 +23,7 @@ def files_of(path):
 
 
 def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path):
-    want = pieces.make(tmp_path)
+    want = segments.make(tmp_path)
     number, opened = len(want["action"]), 0
     for file in files_of(tmp_path):
         text = file.read_bytes()
@@ -36,17 +36,17 @@ def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path):
                 try:
                     with _dataset.DataSet.open(tmp_path, memory=memory) as dataset:
                         opened += 1
-                        pieces.same(dataset.read_rows(0, number), want)
+                        segments.same(dataset.read_rows(0, number), want)
                 except (fbuf.StoreCorrupted, FileNotFoundError, fbuf.VersionError):
                     pass
         file.write_bytes(text)
     assert opened  # damaged rows are found when they are read
-    pieces.check(tmp_path, want)
+    segments.check(tmp_path, want)
 
 
 def test_a_file_truncated_while_open_is_an_error(tmp_path):
     schema = _dataset.Schema({"obs": ((6,), "uint8"), "vector": ((3,), "float32")}, codec={"obs": Zstd()})
-    pieces.write(tmp_path, 0, schema, {"obs": np.ones((9, 6), np.uint8), "vector": np.ones((9, 3), np.float32)})
+    segments.write(tmp_path, 0, schema, {"obs": np.ones((9, 6), np.uint8), "vector": np.ones((9, 3), np.float32)})
     _dataset.finish(tmp_path, [SegmentRows(0)])
     with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
         for file in files_of(tmp_path / "pieces"):
@@ -59,7 +59,7 @@ def test_a_file_truncated_while_open_is_an_error(tmp_path):
 def test_a_read_that_fails_is_repeated_and_one_that_keeps_failing_is_no_damage(tmp_path, monkeypatch):
     schema = _dataset.Schema({"obs": ((6,), "uint8"), "vector": ((3,), "float32")}, codec={"obs": Zstd()})
     rows = {"obs": np.ones((9, 6), np.uint8), "vector": np.ones((9, 3), np.float32)}
-    pieces.write(tmp_path, 0, schema, rows)
+    segments.write(tmp_path, 0, schema, rows)
     _dataset.finish(tmp_path, [SegmentRows(0)])
     left = [0]
 
@@ -90,7 +90,7 @@ def test_a_read_that_fails_is_repeated_and_one_that_keeps_failing_is_no_damage(t
 
 
 def test_another_version_is_refused_by_name(tmp_path):
-    pieces.make(tmp_path)
+    segments.make(tmp_path)
     file = tmp_path / "dataset.json"
     body = file.read_bytes().splitlines()[1].replace(b'"version":1', b'"version":9', 1)
     file.write_bytes(signed(body, 9, b"data set"))
@@ -142,7 +142,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_data_set_is_refused(tmp_path, case):
-    pieces.make(tmp_path)
+    segments.make(tmp_path)
     file = tmp_path / "dataset.json"
     value = HOSTILE[case](json.loads(file.read_bytes().splitlines()[1]))
     file.write_bytes(signed(dumps(value), kind=b"data set"))
@@ -199,6 +199,6 @@ def test_a_hostile_segment_is_refused(tmp_path, monkeypatch, change):
         return write(path, arrays, *args, **settings)
 
     monkeypatch.setattr(checkpoint, "write", altered)
-    pieces.write(tmp_path, 0, schema, rows)
+    segments.write(tmp_path, 0, schema, rows)
     _dataset.finish(tmp_path, [SegmentRows(0)])
     pytest.raises(fbuf.StoreCorrupted, lambda: _dataset.DataSet.open(tmp_path).read_rows(0, 9))

@@ -16,7 +16,7 @@ from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Compressed, Memmap
 from fbuf.views import Transition
 from tests.support import mixture as support
-from tests.support import pieces, refusals
+from tests.support import refusals, segments
 from tests.support.mixture import (
     EXAMPLE,
     MODES,
@@ -286,7 +286,7 @@ def test_a_donated_state_is_named():
 
 @pytest.mark.more
 def test_data_sets_are_mixed(tmp_path):
-    rows = pieces.make(tmp_path)
+    rows = segments.make(tmp_path)
     buffer, held = fbuf.datasets.open(tmp_path, view=Transition(autoreset="same_step"))
     sets = fbuf.Mixture({"one": buffer, "two": buffer}, fractions={"one": 0.3, "two": 0.7})
     both, batch = sets.sample({"one": held, "two": held}, jax.random.key(0), 10)

@@ -73,7 +73,7 @@ def number_of(obs):
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Dump:
     number: int
     rows: np.ndarray  # int64[capacity], row of the log in each place of the files, or BLANK or NOISE
     add_count: int
@@ -88,21 +88,21 @@ class Run:
     log: Log
     capacity: int
     added: np.ndarray  # int64[A], rows of the log and BLANKs, as they were added
-    pieces: tuple[Piece, ...]
+    dumps: tuple[Dump, ...]
 
     def held(self, numbers=None):
-        """Places in `added` of the rows that these pieces are known to hold: int64[...]."""
+        """Places in `added` of the rows that these dumps are known to hold: int64[...]."""
         held = np.zeros(len(self.added), bool)
-        for piece in self.pieces:
-            if numbers is None or piece.number in numbers:
-                alone = piece.final and piece.number > 0
-                if alone and piece.first > 0 and self.capacity - 1 - piece.add_count >= MATCHES:
-                    alone = not held[piece.first - 1]
-                held[piece.first + alone : piece.last] = True
+        for dump in self.dumps:
+            if numbers is None or dump.number in numbers:
+                alone = dump.final and dump.number > 0
+                if alone and dump.first > 0 and self.capacity - 1 - dump.add_count >= MATCHES:
+                    alone = not held[dump.first - 1]
+                held[dump.first + alone : dump.last] = True
         return np.flatnonzero(held)
 
     def expected(self, numbers=None):
-        """Rows of the log that a reader of these pieces must give, in order, and after which of them a cut lies.
+        """Rows of the log that a reader of these dumps must give, in order, and after which of them a cut lies.
 
         Two dumps that overlap, or lie next to each other, are one stretch; what lies between others is lost.
         """
@@ -126,7 +126,7 @@ class Run:
 def record(log, capacity, *, blanks=STACK - 1, final=True):
     """Runs the writer over a log: `blanks` rows of zeros before each episode; `final`: one more dump at the end."""
     added = []
-    pieces = []
+    dumps = []
 
     def dump(final_one):
         count = len(added)
@@ -139,7 +139,7 @@ def record(log, capacity, *, blanks=STACK - 1, final=True):
         if final_one:  # what the last dump held already is not new; the row at its write head is
             first = max(0, (count // capacity) * capacity - 1) if count >= capacity else 0
         add_count = head if final_one else count
-        pieces.append(Piece(len(pieces), rows, add_count, around, first, count, final_one))
+        dumps.append(Dump(len(dumps), rows, add_count, around, first, count, final_one))
 
     for step in range(len(log)):
         if not added or log.terminal[added[-1]]:
@@ -149,18 +149,18 @@ def record(log, capacity, *, blanks=STACK - 1, final=True):
             dump(False)
     if final and len(added) % capacity not in (0, capacity - 1):
         dump(True)
-    return Run(log, capacity, np.asarray(added, np.int64), tuple(pieces))
+    return Run(log, capacity, np.asarray(added, np.int64), tuple(dumps))
 
 
-def arrays(run, piece):
-    rows = run.log.take(piece.rows)
+def arrays(run, dump):
+    rows = run.log.take(dump.rows)
     return {
         "$store$_observation": rows["obs"],
         "$store$_action": rows["action"].astype(np.int32),
         "$store$_reward": rows["reward"].astype(np.float32),
         "$store$_terminal": rows["terminal"].astype(np.uint8),
-        "add_count": np.array(piece.add_count),
-        "invalid_range": piece.invalid_range,
+        "add_count": np.array(dump.add_count),
+        "invalid_range": dump.invalid_range,
     }
 
 
@@ -177,10 +177,10 @@ def file_of(folder, kind, number):
 def write(root, name, run, numbers=None, level=6):
     folder = root / "dqn" / name / "replay_logs"
     folder.mkdir(parents=True, exist_ok=True)
-    for piece in run.pieces:
-        if numbers is None or piece.number in numbers:
-            for kind, array in arrays(run, piece).items():
-                file_of(folder, kind, piece.number).write_bytes(gzip.compress(npy(array), level, mtime=0))
+    for dump in run.dumps:
+        if numbers is None or dump.number in numbers:
+            for kind, array in arrays(run, dump).items():
+                file_of(folder, kind, dump.number).write_bytes(gzip.compress(npy(array), level, mtime=0))
     return folder
 
 

@@ -35,16 +35,16 @@ rows_of = functools.partial(combinations.rows_of, lanes=(), shades=254, size=6)
 
 
 def write(path, number, schema, rows, step=5, meta=None):
-    with _dataset.SegmentWriter(path, number, schema, sync=False) as piece:
+    with _dataset.SegmentWriter(path, number, schema, sync=False) as segment:
         for start in range(0, len(next(iter(rows.values()))), step):
-            piece.append({name: array[start : start + step] for name, array in rows.items()})
-        piece.commit(meta)
+            segment.append({name: array[start : start + step] for name, array in rows.items()})
+        segment.commit(meta)
 
 
-def used_of(pieces, used):
+def used_of(segments, used):
     parts = []
     for part in used:
-        mine = {name: array[part.begin : part.stop].copy() for name, array in pieces[part.number].items()}
+        mine = {name: array[part.begin : part.stop].copy() for name, array in segments[part.number].items()}
         if part.cut:
             mine["truncated"][-1] = True
         parts.append(mine)
@@ -53,11 +53,11 @@ def used_of(pieces, used):
 
 def make(path, *, seed=0, schema=SCHEMA):
     rng = np.random.default_rng(seed)
-    pieces = {number: rows_of(rng, size) for number, size in SIZES.items()}
-    for number, rows in pieces.items():
+    segments = {number: rows_of(rng, size) for number, size in SIZES.items()}
+    for number, rows in segments.items():
         write(path, number, schema, rows)
     _dataset.finish(path, USED, {"name": "made"}, sync=False)
-    return used_of(pieces, USED)
+    return used_of(segments, USED)
 
 
 def check(path, want, **settings):

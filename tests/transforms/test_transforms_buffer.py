@@ -17,7 +17,7 @@ from fbuf.storages import Device, Memmap, Ragged
 from fbuf.testing import measure
 from fbuf.transforms import Augment, Chain, Drop, Map, Normalize, NormalizeReward, Rename, RewardToGo, Scale, Select
 from fbuf.views import Episode, Sequence, Transition
-from tests.support import pieces, refusals, same_step
+from tests.support import refusals, same_step, segments
 from tests.support.inplace import assert_order
 from tests.support.refusals import raises
 from tests.support.tables import one_of
@@ -344,7 +344,7 @@ def test_ragged_rows_are_transformed_after_they_are_read():
 
 @pytest.mark.more
 def test_statistics_of_data_sets_are_taken_when_opened(tmp_path):
-    rows = pieces.make(tmp_path)
+    rows = segments.make(tmp_path)
     buffer, state = fbuf.datasets.open(tmp_path, on_read=NormalizeReward())
     reward = np.asarray(rows["reward"], np.float64)
     np.testing.assert_allclose(buffer.stats(state)["normalize_reward_mean"], reward.mean(), rtol=1e-5, atol=1e-6)

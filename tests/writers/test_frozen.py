@@ -24,7 +24,7 @@ from fbuf.storages import DataSet, Device
 from fbuf.testing import assert_inplace
 from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
-from tests.support import pieces
+from tests.support import segments
 from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
 from tests.support.refusals import raises
 from tests.support.trees import same, x64
@@ -75,7 +75,7 @@ def small_blocks(monkeypatch):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     path = tmp_path_factory.mktemp("frozen")
-    return path, pieces.make(path)
+    return path, segments.make(path)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_what_is_read(made):
             assert not np.asarray(got.data[name])[~there].any()
     assert bool(buffer.can_sample(state)) and int(buffer.size(state)) == 34
     assert set(buffer.nbytes(state)) == {"device", "host", "disk"}
-    plan = buffer.plan(fbuf.datasets._open.example(pieces.SCHEMA))
+    plan = buffer.plan(fbuf.datasets._open.example(segments.SCHEMA))
     assert plan.device == sum(x.nbytes for x in jax.tree.leaves(state)) and plan.peak_extend == 0
 
 
@@ -127,7 +127,7 @@ def test_writes_are_refused_when_they_are_traced(made, opened):
 def test_memory_of_a_row():
     def leaves(capacity, sampler, view):
         buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
-        spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
+        spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in segments.SCHEMA.leaves}
         rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
         state = jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, buffer), rows)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
@@ -186,7 +186,7 @@ def test_a_state_keeps_its_data_set_open(made):
     raises(TypeError, "cannot be pickled", pickle.dumps, twin)
     several = jax.tree.map(lambda x: jnp.stack([x, x]), twin)
     raises(TypeError, "cannot be vmapped", jax.vmap(lambda s: buffer.sample(s, jax.random.key(0), 2)), several)
-    raises(TypeError, "cannot be traced", jax.jit(buffer.init), fbuf.datasets._open.example(pieces.SCHEMA))
+    raises(TypeError, "cannot be traced", jax.jit(buffer.init), fbuf.datasets._open.example(segments.SCHEMA))
     del several
     jax.block_until_ready(twin)
     del twin
@@ -196,7 +196,7 @@ def test_a_state_keeps_its_data_set_open(made):
 
 def test_parts_that_do_not_go_together(made):
     path = str(made[0])
-    example = fbuf.datasets._open.example(pieces.SCHEMA)
+    example = fbuf.datasets._open.example(segments.SCHEMA)
     for parts in ({"storage": DataSet(path)}, {"storage": Device(), "writer": Frozen()}):
         raises(ValueError, "expected both for a data set, or neither", fbuf.Buffer, 34, **parts)
     for capacity, lanes, reward, message in (
@@ -225,7 +225,7 @@ def test_any_structure(tmp_path):
         schema = dataset.Schema(leaves, structure)
         rows = {leaf.name: np.zeros((6, *leaf.shape), leaf.dtype) for leaf in schema.leaves}
         rows[schema.names[0]] = numbers
-        pieces.write(tmp_path / str(i), 0, schema, rows)
+        segments.write(tmp_path / str(i), 0, schema, rows)
         dataset.finish(tmp_path / str(i), [dataset.SegmentRows(0)])
         buffer, state = fbuf.datasets.open(tmp_path / str(i))
         data = buffer.rows(state).data
@@ -234,7 +234,7 @@ def test_any_structure(tmp_path):
 
 
 def test_64_bits_need_x64(tmp_path):
-    pieces.write(tmp_path, 0, dataset.Schema({"t": ((), "float64")}), {"t": np.arange(3.0)})
+    segments.write(tmp_path, 0, dataset.Schema({"t": ((), "float64")}), {"t": np.arange(3.0)})
     dataset.finish(tmp_path, [dataset.SegmentRows(0)])
     raises(ValueError, "leaf 't' is float64, but x64 is off.*float32", fbuf.datasets.open, tmp_path)
     with x64():
@@ -297,7 +297,7 @@ def test_save_and_load(made, opened, tmp_path):
 @pytest.mark.more
 def test_load_where_it_moved(tmp_path):
     was, now = tmp_path / "was", tmp_path / "now"
-    pieces.make(was)
+    segments.make(was)
     buffer, state = fbuf.datasets.open(was, sampler=Epoch())
     state, _ = buffer.sample(state, jax.random.key(0), 3)
     fbuf.save(tmp_path / "saved", buffer, state)
@@ -308,7 +308,7 @@ def test_load_where_it_moved(tmp_path):
     other, state = fbuf.load(tmp_path / "saved", there)
     assert other == there
     same(other.peek(state, jax.random.key(1), 5), want)
-    pieces.make(was, seed=1)  # the same shapes, other rows
+    segments.make(was, seed=1)  # the same shapes, other rows
     raises(fbuf.SchemaError, "has identity .* were rewritten", lambda: fbuf.load(tmp_path / "saved"))
     raises(ValueError, "resize is 50, but rows are of DataSet", fbuf.load, tmp_path / "saved", resize=50)
 
