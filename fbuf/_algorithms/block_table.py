@@ -24,7 +24,7 @@ from jax import Array, lax
 
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.control_flow import any_unbatched, order_after_reads
+from fbuf._core.control_flow import any_unbatched, if_any, order_after_reads
 from fbuf._core.slots import Geometry, Ranges
 
 WAYS = 32
@@ -144,12 +144,18 @@ def _drop_first(bits: Array) -> Array:
 
 def _find(table: Table, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
     """Return the slot and the place of each block among the slots with its fingerprint, int32[A] twice; 0 if unknown."""
+    found: tuple[Array, Array] = control_flow.platform_dependent(
+        table.names, table.words, blocks, matches, bucket, gpu=_find_at_once, default=_find_one_by_one
+    )
+    return found
 
+
+def _find_one_by_one(names: Array, words: Array, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
     def look(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         bits, slot, place = carry
         way = _first_way(bits, bucket)
-        there = table.names.at[way].get(mode="promise_in_bounds").astype(jnp.int32)
-        same = jnp.all(table.words.at[there].get(mode="promise_in_bounds") == blocks, axis=1) & (way != jnp.int32(0))
+        there = names.at[way].get(mode="promise_in_bounds").astype(jnp.int32)
+        same = jnp.all(words.at[there].get(mode="promise_in_bounds") == blocks, axis=1) & (way != jnp.int32(0))
         left = jnp.where(same[:, None], jnp.uint32(0), _drop_first(bits))
         return left, jnp.where(same, way, slot), jnp.where(same, there, place)
 
@@ -157,6 +163,19 @@ def _find(table: Table, blocks: Array, matches: Array, bucket: Array) -> tuple[A
     start = look((matches, nowhere, nowhere))
     _, slot, place = control_flow.while_loop(lambda carry: any_unbatched(carry[0] != jnp.uint32(0)), look, start)
     return slot, place
+
+
+def _find_at_once(names: Array, words: Array, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
+    """Compare with all slots that match: a GPU's host waits for each condition of a loop."""
+    bit, both = jnp.arange(WAYS, dtype=jnp.uint32)[None, None], (blocks.shape[0], 2 * WAYS)
+    match = (((matches[..., None] >> bit) & jnp.uint32(1)) != jnp.uint32(0)).reshape(both)
+    slot = (bucket[..., None] * jnp.int32(WAYS) + bit.astype(jnp.int32)).reshape(both)
+    slot = jnp.where(match, slot, jnp.int32(0))
+    place = names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
+    same = jnp.all(words.at[place].get(mode="promise_in_bounds") == blocks[:, None], axis=2) & (slot != jnp.int32(0))
+    # A block is in the table once.
+    found, there = (jnp.max(jnp.where(same, at, jnp.int32(0)), axis=1) for at in (slot, place))
+    return found, there
 
 
 class _Bid(NamedTuple):
@@ -223,7 +242,7 @@ def _compete(
         def compared() -> Array:
             return jnp.all(blocks.at[rival].get(mode="promise_in_bounds") == blocks, axis=1)
 
-        equal = same_hash & control_flow.cond(any_unbatched(same_hash), compared, lambda: jnp.zeros((number,), bool))
+        equal = same_hash & if_any(same_hash, compared, same_hash)
         moves = clash & ~equal
         left = jnp.where(moves[:, None], _drop_first(now.free), now.free)
         way = jnp.where(moves, wanted(left), now.way)
@@ -263,7 +282,7 @@ def _next_free(count: Array, hand: Array, wanted: Array, most: int) -> tuple[Arr
         new = (at >= hand) & (at - hand < jnp.int32(places) - seen)
         free = new & (lax.dynamic_slice(count, (first,), (window,)) == jnp.uint32(0))
 
-        def take() -> tuple[Array, ...]:
+        def take() -> tuple[Array, Array, Array]:
             rank = got + jnp.cumsum(free, dtype=jnp.int32) - jnp.int32(1)
             taken = free & (rank < wanted)
             last = jnp.max(jnp.where(taken, at, hand))
@@ -271,10 +290,7 @@ def _next_free(count: Array, hand: Array, wanted: Array, most: int) -> tuple[Arr
             total = jnp.minimum(rank[-1] + jnp.int32(1), wanted)
             return now, total, jnp.where(total == wanted, last, first + jnp.int32(window - 1)) + jnp.int32(1)
 
-        def go_on() -> tuple[Array, ...]:
-            return given, got, first + jnp.int32(window)
-
-        now, total, stop = control_flow.cond(any_unbatched(free), take, go_on)
+        now, total, stop = if_any(free, take, (given, got, first + jnp.int32(window)))
         stop = jnp.where(got < wanted, stop, hand)  # done: another table of the `vmap` is still searching
         seen = seen + stop - hand
         return jnp.where(stop == jnp.int32(places), jnp.int32(0), stop), total, seen, now
@@ -396,7 +412,7 @@ def _free_slots(table: Table, prints: Array, bucket: Array, missing: Array) -> A
         unused = table.count.at[names].get(mode="promise_in_bounds") == jnp.uint32(0)
         return jnp.where(needs_eviction[:, None], free | _bits(unused), free)
 
-    return control_flow.cond(any_unbatched(needs_eviction), idle, lambda: free)
+    return if_any(needs_eviction, idle, free)
 
 
 def _rows(array: Array, bucket: Array) -> Array:

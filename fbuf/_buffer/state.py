@@ -16,9 +16,9 @@ import numpy as np
 from jax import Array, lax
 
 from fbuf import writers
-from fbuf._core import control_flow, slots, text_table
+from fbuf._core import slots, text_table
 from fbuf._core.component import component, state
-from fbuf._core.control_flow import any_unbatched, order_after_reads
+from fbuf._core.control_flow import if_any, order_after_reads
 from fbuf._core.dispatch import OnHost, Operation
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
@@ -410,9 +410,7 @@ def count_up(state: BufferState, **counts: Array) -> Array:
 
 def zero_masked(mask: Array, data: Any) -> Any:
     """Return data with zeros where `mask` is False; without cost if it is True throughout."""
-    return control_flow.cond(
-        any_unbatched(~mask), lambda data: jax.tree.map(lambda x: zero_unless(mask, x), data), lambda data: data, data
-    )
+    return if_any(~mask, lambda: jax.tree.map(lambda x: zero_unless(mask, x), data), data)
 
 
 def classify_indices(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[Array, Array, Array, Array]:

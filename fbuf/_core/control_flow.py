@@ -211,3 +211,17 @@ def any_unbatched(flags: jax.Array) -> jax.Array:
 def _any_of_all(axis_size: int, in_batched: Sequence[bool], flags: jax.Array) -> tuple[jax.Array, bool]:
     del axis_size, in_batched
     return any_unbatched(flags), False
+
+
+def if_any(flags: jax.Array, compute: Callable[[], T], otherwise: T) -> T:
+    """Return `compute()` if any of `flags` holds, else `otherwise`.
+
+    GPUs always compute it, because the host would wait for the branch: without a flag it must return `otherwise`, too.
+    """
+
+    def by_branch() -> T:
+        made: T = cond(any_unbatched(flags), compute, lambda: otherwise)
+        return made
+
+    made: T = platform_dependent(gpu=compute, default=by_branch)
+    return made

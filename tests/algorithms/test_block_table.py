@@ -1,6 +1,7 @@
 """`fbuf._algorithms.block_table` against a dict (`tests/support/block_table.py`), its hashes, and counts near 2^32."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -25,6 +26,7 @@ from tests.support.block_table import (
     hashing,
     some_blocks,
 )
+from tests.support.platforms import as_on_gpus
 from tests.support.tables import checks
 
 MANY = 2**32 - 10  # references a place may have
@@ -36,6 +38,28 @@ def test_any_sequence_of_calls():
 
 def test_a_table_of_another_size_keeps_blocks_and_counts():
     support.check_rebuild("good", 1024)
+
+
+@pytest.mark.parametrize(
+    "digest", ["3 bits", *(pytest.param(name, marks=pytest.mark.more) for name in ("good", "constant"))]
+)
+def test_gpus_write_the_same_table(digest):
+    with hashing(digest):
+        model = Model(160, 7)
+        insert, insert_on_gpus = model.calls.insert, jax.jit(functools.partial(support.put, chunk=7))
+
+        def insert_both(*given):
+            made = insert(*given)
+            with as_on_gpus():
+                jax.tree.map(np.testing.assert_array_equal, made, insert_on_gpus(*given))
+            return made
+
+        model.calls = model.calls._replace(insert=insert_both)
+        for seed in range(24):
+            model.write(some_blocks(support.SIZE, (12, 80, 2**32)[seed % 3], seed), support.SIZE - seed % 2, seed)
+            if seed % 4 == 3:
+                model.release(0.3, seed, 2 * support.SIZE)
+    assert model.refused > 0  # the table was full
 
 
 def test_places_are_given_in_order_of_arrival():
