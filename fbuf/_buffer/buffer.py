@@ -124,7 +124,8 @@ class Buffer(BufferConfig):
         start afresh, as for `convert`: only `fbuf.save` and `fbuf.load` keep them.
 
         Each row is compared with its checksum. If some differ (power failure, damaged files) the state has the longest run of
-        valid rows of each lane, and a RuntimeWarning reports the rows discarded. An older copy of a whole folder is valid.
+        valid rows of each lane, of flushed ones if there are any. A RuntimeWarning reports the rows discarded. An older copy of
+        a whole folder is valid.
 
         Args:
           example: As for `init`: the same leaves, shapes and dtypes.

@@ -1,6 +1,7 @@
 """Test stores in files after kills, power failures, and damaged, missing or mixed files."""
 
 import errno
+import itertools
 import os
 import shutil
 from unittest import mock
@@ -106,7 +107,7 @@ def test_longest_valid_run_agrees_with_a_search(data):
     pairs = np.array(bad, np.int64).reshape(-1, 2)
     chunks = data.draw(st.lists(st.integers(1, 4), max_size=2))
     invalid = [(pairs[i::2, 0], pairs[i::2, 1]) for i in range(2)]
-    flushed = np.array([data.draw(st.integers(0, int(c))) for c in count]) if data.draw(st.booleans()) else 0 * count
+    flushed = np.array([data.draw(st.integers(0, int(c))) for c in count]) if data.draw(st.booleans()) else count
     stop, held = longest_valid_run(low, count, length, invalid, chunks, flushed)
     for e in range(lanes):
         mine = {r for lane, r in bad if lane == e}
@@ -117,13 +118,13 @@ def test_longest_valid_run_agrees_with_a_search(data):
         assert not mine & set(kept) and 0 <= held[e] <= length and stop[e] <= count[e]
         assert held[e] in (0, length) or stop[e] == held[e] or (stop[e] - held[e]) % length
         assert all(stop[e] >= count[e] // k * k or stop[e] % k == 0 for k in chunks)
-        runs = [len(run) for run in "".join(".x"[r in mine] for r in range(int(low[e]), int(count[e]))).split("x")]
-        cut = (max(chunks, default=1) - 1) * max(chunks, default=1) + 1
-        if low[e] < flushed[e] and flushed[e] - 1 not in mine:  # the run that ends with the flushed rows, or beyond
-            first = max((r + 1 for r in mine if r < flushed[e]), default=int(low[e]))
-            assert stop[e] >= flushed[e] - cut and (held[e] >= min(flushed[e] - first, length) - cut)
-        else:
-            assert held[e] >= min(max(runs), length) - cut
+        ends = [n for n in range(int(count[e]) + 1) if all(n >= count[e] // k * k or n % k == 0 for k in chunks)]
+        edges = [int(low[e]) - 1, *sorted(mine), int(count[e])]
+        runs = [range(a + 1, max(n for n in ends if n <= b)) for a, b in itertools.pairwise(edges)]
+        named = range(max(int(count[e]) - length, 0), int(flushed[e]))
+        rows = named if any(set(run) & set(named) for run in runs) else range(int(count[e]))
+        best = max(runs, key=lambda run: (len(set(run) & set(rows)), run.start))
+        assert set(kept) <= set(best[-length:]) and len(kept) >= min(len(best), length) - 1
 
 
 @given(data=st.data())

@@ -93,6 +93,20 @@ def test_the_older_rows_go_where_those_after_the_damage_are_more(tmp_path: Path)
         state = buffer.resume(EXAMPLE, verify="lazy")  # which rows are there is known
 
 
+def test_most_flushed_rows_stay_where_a_late_one_is_damaged(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(40, storage=Memmap(str(tmp_path)))
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 20))
+    buffer.flush(state)
+    state = jax.block_until_ready(buffer.extend(state, rows_of(20, 9)))
+    del state
+    text = np.memmap(tmp_path / "column1.rows", np.uint8, "r+")
+    text[[4 * 12, 4 * 17]] ^= 64
+    with pytest.warns(RuntimeWarning, match="17 rows .* its longest valid run, of flushed rows if there are any"):
+        state = buffer.resume(EXAMPLE)
+    held = buffer.rows(state)
+    assert np.asarray(held.data["t"])[np.asarray(held.mask)].tolist() == list(range(12))
+
+
 def test_lazily_each_row_is_looked_at_when_it_is_read(tmp_path: Path) -> None:
     buffer = damaged(tmp_path, 60, 50, 1, capacity=100)
     state = buffer.resume(EXAMPLE, verify="lazy")

@@ -148,14 +148,17 @@ def reopen(
         count,
         held,
         f"Buffer.resume: {lost} rows and {lost_updates} row updates at {folder.path} are damaged or missing and were dropped; "
-        f"each lane resumes with its longest valid run. The last checkpoint may have them: fbuf.load(path).",
+        f"each lane resumes with its longest valid run, of flushed rows if there are any. The last checkpoint may have them: "
+        f"fbuf.load(path).",
     )
 
 
 def longest_valid_run(
     low: Array, count: Array, length: int, invalid: Sequence[InvalidRows], chunks: Sequence[int], flushed: Array
 ) -> tuple[Array, Array]:
-    """Find the run of valid rows of each lane that the last flush ended with, or else the longest, the newest of several.
+    """Find the run of each lane with the most valid rows that were flushed and that states name, the newest of several.
+
+    Without such rows it is the longest run of all.
 
     Args:
       low: int64[E], the first row of each lane that is counted.
@@ -163,7 +166,8 @@ def longest_valid_run(
       length: Rows of a lane that states name.
       invalid: By column.
       chunks: Rows a chunk, of the encoded columns: such a lane ends between two chunks, or where it ended.
-      flushed: int64[E], the row after the last that was flushed. A longer run may be of rows that have expired.
+      flushed: int64[E], the row after the last that was flushed. Later rows may be missing after a power failure, and most
+        rows of a longer run may have expired.
     Returns:
       int64[E], rows each lane counts from now on, and int64[E], how many of its newest are held (at most `length`).
     """
@@ -174,12 +178,13 @@ def longest_valid_run(
     for lane in np.unique(lanes).tolist():
         end = int(count[lane])
         edges = np.concatenate([[int(low[lane]) - 1], np.unique(rows[lanes == lane]), [end]])
-        sizes = np.diff(edges) - 1
+        firsts, stops = edges[:-1] + 1, _between_chunks(edges[1:], end, chunks)
+        named = min(end - length, int(flushed[lane])), int(flushed[lane])
+        sizes = np.clip(stops, *named) - np.clip(firsts, *named)
+        if (sizes <= 0).all():
+            sizes = stops - firsts
         best = len(sizes) - 1 - int(np.argmax(sizes[::-1]))
-        last = int(np.searchsorted(edges, flushed[lane] - 1)) - 1
-        if flushed[lane] > low[lane] and edges[last + 1] != flushed[lane] - 1:
-            best = last
-        first, stop = int(edges[best]) + 1, _between_chunks(int(edges[best + 1]), end, chunks)
+        first, stop = int(firsts[best]), int(stops[best])
         number = min(stop - first, length)
         # A lane whose oldest row is at position 0 would look like one that never lost a row.
         if 0 < number < stop and number < length and (stop - number) % length == 0:
@@ -188,9 +193,12 @@ def longest_valid_run(
     return count, held
 
 
-def _between_chunks(stop: int, end: int, chunks: Sequence[int]) -> int:
+def _between_chunks(stops: Array, end: int, chunks: Sequence[int]) -> Array:
+    """Return the last places up to each of int64[M] `stops` where a lane of `end` rows can end."""
     while True:
-        cut = min((stop // k * k for k in chunks if stop < end // k * k), default=stop)
-        if cut == stop:
-            return stop
-        stop = cut
+        cut = stops
+        for k in chunks:
+            cut = np.where(cut < end // k * k, cut // k * k, cut)
+        if (cut == stops).all():
+            return stops
+        stops = cut
