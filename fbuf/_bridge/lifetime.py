@@ -49,13 +49,15 @@ class FailedWrite(NamedTuple):
     error: Exception
     rows: int  # not stored, or not changed
 
-    def told(self) -> tuple[int, str]:
-        """Return the number of the error, and what to say."""
+    def told(self) -> OSError | StoreCorrupted:
+        """Return the error to raise."""
+        if isinstance(self.error, StoreCorrupted):
+            return StoreCorrupted(f"{self.error} {self.rows} rows were not written.")
+        lost = f"{self.rows} rows were not written: write them again." if self.rows else "All rows were written."
         number, text = errno.ENOMEM, f"fbuf: a write failed: {self.error!r}."
         if isinstance(self.error, OSError):
             number, text = self.error.errno or errno.EIO, self.error.strerror or text
-        lost = f"{self.rows} rows were not written: write them again" if self.rows else "All rows were written"
-        return number, f"{text} {lost}."
+        return OSError(number, f"{text} {lost} The state is whole.")
 
 
 class _Grave(NamedTuple):
@@ -262,12 +264,11 @@ def record_failure(id: int, error: Exception, rows: int) -> None:
 
 
 def raise_failed(owner: Owner | None) -> None:
-    """Raise OSError, once, if a write of these stores failed."""
+    """Raise OSError or StoreCorrupted, once, if a write of these stores failed."""
     for id in () if owner is None else owner.ids:
         write = failed.pop(id, None)
         if write is not None:
-            number, text = write.told()
-            raise OSError(number, f"{text} The state is whole.")
+            raise write.told()
 
 
 def raise_cause(error: Exception, owner: Owner | None) -> None:
@@ -380,7 +381,7 @@ def _warn_failed(id: int) -> None:
     """Warn of a write that failed, of which no later call with the state told."""
     write = failed.pop(id, None)
     if write is not None:
-        warnings.warn(f"{write.told()[1]} No call took the state since.", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{write.told()} No call took the state since.", RuntimeWarning, stacklevel=2)
 
 
 @atexit.register

@@ -24,6 +24,7 @@ from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import Geometry, Ranges, Ring, zero_unless
+from fbuf._host.types import StoreCorrupted
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
 from fbuf._indexing.anchors import Anchors
@@ -268,7 +269,7 @@ def operation(core: Callable[P, R]) -> Operation[P, R]:
 
 
 def raise_failed(state: BufferState, storage: Any, result: Any = None) -> None:
-    """Raise OSError, with `result`, if the storage failed to write rows; the state is whole.
+    """Raise OSError or StoreCorrupted, with `result`, if the storage failed to write rows; the state is whole.
 
     Wait for rows in files; inside jit do nothing.
     """
@@ -277,10 +278,11 @@ def raise_failed(state: BufferState, storage: Any, result: Any = None) -> None:
             jax.block_until_ready(state.header)
         try:
             jax.tree.leaves(state.rows)  # raises
-        except OSError as error:
+        except (OSError, StoreCorrupted) as error:
             if result is not None:
-                error.strerror = f"{error.strerror} It is the `result` of this error: carry it on."
-                error.result = result  # type: ignore[attr-defined]
+                if isinstance(error, OSError):
+                    error.strerror = f"{error.strerror} It is the `result` of this error: carry it on."
+                error.result = result  # type: ignore[union-attr]
             raise
 
 

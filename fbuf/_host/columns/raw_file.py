@@ -136,7 +136,8 @@ class RawFileColumn(ColumnData):
         return 0
 
     def stage(self, batch: Batch, rows: Array) -> None:
-        """Write the rows to places of expired ones."""
+        """Write the rows to places of expired ones. Raises StoreCorrupted: the file was cut short, which a write may hide."""
+        check_size(self.mapping, self.file.path)
         if batch.uniform:
             stop = int(batch.after[0])
             start = max(int(batch.before[0]), stop - self.depth)
@@ -234,9 +235,7 @@ class RawFileColumn(ColumnData):
         new = np.flatnonzero(self.unchecked[places])
         if len(new):
             at = places[new]
-            marks = np.frombuffer(
-                b"".join(self._marks.read(_HEADER.size + 4 + p * SUM, SUM) for p in at.tolist()), "<u8"
-            )
+            marks = np.concatenate([self._read_sums(p, 1) for p in at.tolist()])
             wrong[new] = self._sums.of(table[new], self._sums.names(lane[new], count[new])) != marks
             self.unchecked[at[~wrong[new]]] = False
         return wrong

@@ -115,14 +115,17 @@ class File:
             return memoryview(mmap.mmap(self.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ))
 
     def fill(self, out: Array, at: int) -> None:
-        """Read into a C-contiguous array from byte `at` on; zeros beyond the end. Allocates nothing, not even for holes."""
+        """Read into a C-contiguous array from byte `at` on. Allocates nothing, not even for holes.
+
+        Raises:
+          StoreCorrupted: the file ends before.
+        """
         left = flat(out)
         while left.nbytes:
             with annotate_os_error("read", self.path):
                 done = os.preadv(self.fd, [left], at)
             if not done:
-                left[:] = bytes(left.nbytes)
-                return
+                raise cut_short(self.path, at, self.size)
             left, at = left[done:], at + done
 
     def close(self) -> None:
@@ -206,10 +209,15 @@ def check_size(view: memoryview, path: str) -> None:
     with annotate_os_error("look at", path):
         size = mapping.size()
     if size < view.nbytes:
-        raise StoreCorrupted(
-            f"{path} has {size} bytes; expected {view.nbytes}: it was cut short while its store is open. Load the "
-            f"last checkpoint with fbuf.load(path)."
-        )
+        raise cut_short(path, size, view.nbytes)
+
+
+def cut_short(path: str, size: int, expected: int) -> StoreCorrupted:
+    """Return the error of a file that lost its end."""
+    return StoreCorrupted(
+        f"{path} has {size} bytes; expected {expected}: it was cut short while its store is open. Load the last checkpoint "
+        f"with fbuf.load(path)."
+    )
 
 
 def once(view: memoryview, at: int, size: int, path: str) -> Array:
