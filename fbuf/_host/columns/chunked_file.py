@@ -102,7 +102,7 @@ class ChunkedFileColumn(ChunkedColumn):
         if number is None:
             content = dictionary.data.as_bytes()
             number = _hash(content)
-            replace(self._dictionary(number), lambda file: file.write(content, 0), len(content))
+            replace(self._dictionary(number), lambda file: file.write(content, 0), len(content)).close()
             self._saved[dictionary] = number
         return number
 

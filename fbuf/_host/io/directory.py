@@ -38,6 +38,7 @@ _OURS = re.compile(
     r"lock|head|changes|changes\.(new|old)|manifest\.json|manifest\.json\.new|"
     r"column[0-9]+\.(rows|sums|open|segment-[0-9]{8,10}|dictionary-[0-9a-f]{16}(\.new)?)"
 )
+_BLOCK = 1 << 20  # bytes
 _MAX_MANIFEST = 1 << 24  # bytes
 _MAX_COUNT = 1 << 62
 _FOLDERS = "Give the store a folder of its own."
@@ -93,6 +94,7 @@ class Folder:
         self.flushed: Array = np.zeros(lanes, np.int64)  # rows of each lane when all was on the disk last
         self._synced: set[str] = set()  # names of files that the last flush waited for
         self._retired: list[str] = []  # those of them that the next one removes
+        self._unsynced: set[str] = set()  # names of files whose last sync, or close, failed
         self.kinds = b"".join(_kind(column) for column in columns)
         if path is None:
             with annotate_os_error("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
@@ -162,13 +164,20 @@ class Folder:
         else:
             unlink(self.file(name))
 
-    def replace(self, name: str, write: Callable[[File], None], size: int) -> None:
-        """Replace a file atomically; `flush` removes the one before, now `<name>.old`, if the last flush waited for it."""
+    def replace(self, name: str, write: Callable[[File], None], size: int) -> File:
+        """Replace a file atomically, and return it; `flush` removes the one before, now `<name>.old`, if the last flush waited
+        for it.
+        """
         old = f"{name}.old" if name in self._synced else None
-        replace(self.file(name), write, size, None if old is None else self.file(old))
+        file = replace(self.file(name), write, size, None if old is None else self.file(old))
         if old is not None:
             self._synced.remove(name)
             self._retired.append(old)
+        return file
+
+    def distrust(self, name: str) -> None:
+        """Let the next `flush` write a file again: the system may have lost its bytes."""
+        self._unsynced.add(name)
 
     def retire_chunks(self, name: str) -> None:
         """Remove the files of an encoded column that is now stored raw."""
@@ -193,7 +202,7 @@ class Folder:
         """Write the manifest of a new store, atomically."""
         known = {"format": "fbuf store", "version": VERSION, "id": f"{self.seed:016x}"}
         text = json.dumps({**known, **self.identity}, indent=1)
-        replace(self.file("manifest.json"), lambda file: file.write(text.encode(), 0), len(text.encode()))
+        replace(self.file("manifest.json"), lambda file: file.write(text.encode(), 0), len(text.encode())).close()
 
     def save(self, kinds: bytes, count: Array, changes: int | None = None) -> None:
         """Count the rows written and updated. On OSError the counts stay as they were."""
@@ -245,7 +254,11 @@ class Folder:
         """Wait until files, and the names of all, are on disk. Raises OSError."""
         # The rows of open chunks replace rows that the head counts until it is on the disk; it counts all others.
         for name in sorted(filter(is_store_name, names), key=lambda name: (name.endswith(".open"), name == "head")):
+            if name in self._unsynced:
+                rewrite(self.file(name))
+            self._unsynced.add(name)
             self._flush(self.file(name))
+            self._unsynced.remove(name)
         self._flush(self.path)
 
     def _flush(self, path: str) -> None:
@@ -399,8 +412,8 @@ def rollback(path: str | None) -> Iterator[None]:
             folder.lock.release()
 
 
-def replace(path: str, write: Callable[[File], None], size: int, old: str | None = None) -> None:
-    """Replace a file atomically; with `old`, rename the one before to that."""
+def replace(path: str, write: Callable[[File], None], size: int, old: str | None = None) -> File:
+    """Replace a file atomically, and return it; with `old`, rename the one before to that."""
     new = f"{path}.new"
     file = File(new, size)
     try:
@@ -415,10 +428,29 @@ def replace(path: str, write: Callable[[File], None], size: int, old: str | None
                     os.replace(old, path)
                 raise
     except BaseException:
+        file.close()
         unlink(new)
         raise
-    finally:
-        file.close()
+    file.path = path
+    return file
+
+
+def rewrite(path: str) -> None:
+    """Write the bytes of a file again, if it exists: after a sync that failed, the system may count them as written."""
+    with contextlib.suppress(FileNotFoundError):
+        file = File(path)
+        at = 0
+        while at < file.size:
+            try:
+                at = os.lseek(file.fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nothing but a hole follows
+                    raise
+                break
+            if not (data := file.read(at, _BLOCK)):
+                break
+            file.write(data, at)
+            at += len(data)
 
 
 def _kind(column: Mapping[str, Any]) -> bytes:

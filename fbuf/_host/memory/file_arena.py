@@ -183,7 +183,10 @@ class FileArena(SegmentPool):
         if self._undo is not None and self._undo[0] != self._tails[0]:
             for number, segment in self.segments.items():
                 if number != self._tails[0]:
-                    segment.file.close()
+                    try:
+                        segment.file.close()
+                    except OSError:  # its rows count already
+                        self._folder.distrust(os.path.basename(segment.file.path))
             self.prune()
         self._undo = None
 
@@ -207,7 +210,8 @@ class FileArena(SegmentPool):
     def _drop(self, number: int) -> None:
         segment = self.segments.pop(number)
         self.capacity -= segment.size
-        segment.file.close()
+        with contextlib.suppress(OSError):
+            segment.file.close()
         if number in self._moved:
             self._moved.remove(number)
             self._folder.retire(os.path.basename(segment.file.path))

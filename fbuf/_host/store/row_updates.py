@@ -209,10 +209,9 @@ class UpdateLog:
                 file.sync()
 
         if sync:
-            replace(self._path, fill, len(record))
+            self._file = replace(self._path, fill, len(record))
         else:
-            self._folder.replace("changes", fill, len(record))
-        self._file = File(self._path)
+            self._file = self._folder.replace("changes", fill, len(record))
         self._end = len(record)
 
     def load(self, updates: RowUpdates, low: Array, high: Array, columns: int) -> int:
