@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from fbuf._buffer.state import BY_DESIGN, COUNTERS, BufferState
-from fbuf._host.types import StoreCorrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,7 +82,7 @@ def checked(step: F) -> F:
                 after, ahead = np.array(new.counters), new.ahead is not None  # waits for the step
                 jax.tree.leaves(new)  # raises if a write failed
                 raise_for("checked", old, after, "buffer.stats(state) has the totals.", ahead)
-        except (OSError, StoreCorrupted, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             error.result = result  # type: ignore[union-attr]
             raise
         return result

@@ -24,7 +24,6 @@ from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import Geometry, Ranges, Ring, zero_unless
-from fbuf._host.types import StoreCorrupted
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
 from fbuf._indexing.anchors import Anchors
@@ -278,7 +277,7 @@ def raise_failed(state: BufferState, storage: Any, result: Any = None) -> None:
             jax.block_until_ready(state.header)
         try:
             jax.tree.leaves(state.rows)  # raises
-        except (OSError, StoreCorrupted) as error:
+        except (OSError, RuntimeError) as error:
             if result is not None:
                 if isinstance(error, OSError):
                     error.strerror = f"{error.strerror} It is the `result` of this error: carry it on."

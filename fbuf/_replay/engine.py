@@ -27,7 +27,6 @@ from fbuf._core.dispatch import with_changes
 from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
-from fbuf._host.types import StoreCorrupted
 from fbuf._indexing import scatter
 from fbuf._replay import host_reads, programs
 from fbuf._replay.arguments import to_device_of
@@ -187,7 +186,7 @@ class Engine:
         """Raise OSError or StoreCorrupted if the last write failed. The state is whole."""
         try:
             raise_failed(self.state, self.buffer.storage)
-        except (OSError, StoreCorrupted):
+        except (OSError, RuntimeError):
             self._sizes = None
             raise
 
