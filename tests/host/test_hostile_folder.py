@@ -12,10 +12,10 @@ import pytest
 from fbuf._host.codecs import Zstd
 from fbuf._host.io.directory import Folder
 from fbuf._host.types import StoreCorrupted
-from tests.support.disk import identity, make
+from tests.support.disk import flipped, identity, make
 from tests.support.processes import run_python
 from tests.support.refusals import raises
-from tests.support.store import columns_of, frames
+from tests.support.store import columns_of, fetch, frames
 
 COLUMNS = columns_of(None, Zstd(chunk=4, dictionary=4), shape=(576,))
 SIZES = {"lanes": 2, "length": 200, "slack": 20}
@@ -28,8 +28,8 @@ def folder(tmp_path_factory):
     stream = np.stack([frames(512, seed=0), frames(512, seed=1)], 1).reshape(512, 2, -1)
     for rows in np.split(stream, 32):
         tickets = store.write([rows, rows], None)
-    store.update_rows(tickets[:3, 0], np.ones(3, bool), {0: rows[:3, 0]})
     store.flush()
+    store.update_rows(tickets[:3, 0], np.ones(3, bool), {0: rows[:3, 1]})  # counted by one place of the head only
     store.close()
     names = sorted(file.name for file in path.iterdir())
     assert {"changes", "column0.rows", "column0.sums", "column1.open", "head", "lock", "manifest.json"} < set(names)
@@ -69,6 +69,46 @@ def test_nothing_but_plain_files_is_opened(folder, tmp_path, kind, verify):
         error = opened(path, verify)
         assert error is not None or (verify and name.startswith("column1.dictionary"))
         assert kind != "link" or victim.read_bytes() == content
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_one_wrong_byte_of_one_read_discards_nothing(folder, tmp_path, monkeypatch, verify):
+    """Only bytes that were wrong twice are damage."""
+    reads, wrong, real = list[str](), -1, os.pread
+
+    def pread(fd, size, at):
+        text = real(fd, size, at)
+        reads.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        if len(reads) - 1 == wrong and text:
+            text = flipped(text, 8 * places[wrong % len(places)](len(text)))
+        return text
+
+    places = (lambda size: size // 2, lambda size: 0, lambda size: size // 3)
+    path = tmp_path / "store"
+    shutil.copytree(folder, path)
+    monkeypatch.setattr(os, "pread", pread)
+    expected = rows_there(path, verify)
+    count, errors = len(reads), set()
+    assert {"head", "changes", "column1.open", "column1.segment-00000000"} < set(reads)
+    for wrong in range(count):
+        reads.clear()
+        try:
+            assert rows_there(path, verify) == expected, reads[wrong]
+        except (StoreCorrupted, ValueError):
+            errors.add(reads[wrong])
+    assert errors <= {"manifest.json", "column0.sums"}  # they discard nothing
+    assert rows_there(path, verify) == expected
+
+
+def rows_there(path, verify):
+    """Return all rows; a warning is an error."""
+    store = make(path, COLUMNS, **SIZES, resume=True, verify=verify)
+    try:
+        assert not store.warning
+        tickets = store.newest()[1]
+        return [fetch(store, tickets, c)[0].tobytes() for c in range(2)]
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize("verify", [True, False])

@@ -122,7 +122,7 @@ def reopen(
     count, held = total.copy(), np.minimum(total - low, length)
     if folder.verify:
         chunks = [part.k for part in files if isinstance(part, ChunkedFileColumn)]
-        invalid = [part.damaged(low, total) for part in files]
+        invalid = [_lasting_damage(part, low, total) for part in files]
         count, held = longest_valid_run(low, total, length, invalid, chunks, folder.flushed)
         if total.any() and not held.any():
             raise StoreCorrupted(f"Buffer.resume: no row at {folder.path} is intact. Load the last checkpoint.")
@@ -151,6 +151,16 @@ def reopen(
         f"each lane resumes with its longest valid run, of flushed rows if there are any. The last checkpoint may have them: "
         f"fbuf.load(path).",
     )
+
+
+def _lasting_damage(part: RawFileColumn | ChunkedFileColumn, low: Array, count: Array) -> InvalidRows:
+    """Return lanes and counts of the rows that are invalid and still are when they are read again."""
+    lane, row = part.damaged(low, count)
+    if len(row):
+        again = set(zip(*(numbers.tolist() for numbers in part.damaged(low, count)), strict=True))
+        lasting = np.array([place in again for place in zip(lane.tolist(), row.tolist(), strict=True)], bool)
+        lane, row = lane[lasting], row[lasting]
+    return lane, row
 
 
 def longest_valid_run(

@@ -264,15 +264,20 @@ class UpdateLog:
         for file in (self._before, self._file):
             at = 0
             while file is not None and at + _RECORD.size <= file.size:
-                head = file.read(at, _RECORD.size)
-                magic, size, crc = _RECORD.unpack(head.ljust(_RECORD.size, b"\0"))
-                if magic != _MAGIC or at + _RECORD.size + size > file.size or size < _MADE.size:
+                body = self._body(file, at) or self._body(file, at)  # again: only lasting damage counts
+                if not body:
                     break  # the process ended there, or it was damaged
-                body = file.read(at + _RECORD.size, size)
-                if len(body) < size or self._folder.crc(body) != crc:
-                    break
-                at += _RECORD.size + size
+                at += _RECORD.size + len(body)
                 yield body, at
+
+    def _body(self, file: File, at: int) -> bytes:
+        """Return the body of the record at a place, b"" if it is invalid."""
+        head = file.read(at, _RECORD.size)
+        magic, size, crc = _RECORD.unpack(head.ljust(_RECORD.size, b"\0"))
+        if magic != _MAGIC or at + _RECORD.size + size > file.size or size < _MADE.size:
+            return b""
+        body = file.read(at + _RECORD.size, size)
+        return body if len(body) == size and self._folder.crc(body) == crc else b""
 
     def _record(self, made: Mapping[int, RowUpdate], ever: int) -> bytes:
         body = _MADE.pack(ever) + b"".join(
