@@ -40,6 +40,7 @@ from fbuf._replay.arguments import Form
 from fbuf._replay.batches import Batches, EpochBatches
 from fbuf._replay.engine import Engine
 from fbuf._replay.fair_lock import Acquired, FairLock
+from fbuf._replay.interrupts import DeferInterrupts
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
 from fbuf._replay.locked import locked, restores_lock
 from fbuf._replay.outside_jit import refuse_trace
@@ -541,7 +542,8 @@ class Replay:
         index = (
             arguments.to_index("Replay.get", index) if isinstance(index, Index) else arguments.to_array(index, "index")
         )
-        return self.buffer.get(self._engine.state, index)
+        with DeferInterrupts():  # one inside a callback would become another error
+            return self.buffer.get(self._engine.state, index)
 
     @locked
     def window_index(self, index: Index) -> Index:
@@ -598,7 +600,8 @@ class Replay:
             raise IndexError(f"Replay: position is {position}, but it holds {counted(len(held), 'row')}.")
         chosen = held[position]
         positions = np.arange(chosen.start, chosen.stop, chosen.step) if isinstance(chosen, range) else np.int64(chosen)
-        return self.buffer.get(self._engine.state, jnp.asarray(self._engine.slots(positions)))
+        with DeferInterrupts():
+            return self.buffer.get(self._engine.state, jnp.asarray(self._engine.slots(positions)))
 
     def __iter__(self) -> Iterator[Rows]:
         refuse_trace("__iter__")
@@ -619,7 +622,8 @@ class Replay:
           >>> rows.data["t"][rows.mask].tolist(), replay.rows(last=2).data["t"].tolist()
           ([0, 1, 2, 3, 4], [3, 4])
         """
-        return self.buffer.rows(self._engine.state, last=last)
+        with DeferInterrupts():
+            return self.buffer.rows(self._engine.state, last=last)
 
     def epoch(
         self, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False, to: Form = "jax"

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ import fbuf
 from fbuf import limits
 from fbuf._concurrency import wakeup
 from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
+from fbuf._host.columns.raw_file import RawFileFetch
 from fbuf._replay import fair_lock, locked, programs
 from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.interrupts import DeferInterrupts
@@ -318,3 +320,28 @@ def test_many_threads_exclude_one_another():
     for thread in [Thread(work, n) for n in range(6)]:
         thread.ends()
     assert most == [1] and inside == [0] and not lock._waiters
+
+
+@pytest.mark.parametrize("read", ["rows", "get", "getitem", "sample"])
+def test_an_interrupt_within_a_read_of_a_host_store_is_an_interrupt(read, tmp_path, monkeypatch):
+    replay = fbuf.Replay(fbuf.Buffer(100, storage=fbuf.storages.Memmap(str(tmp_path / "rows"))), {"t": np.int32(0)})
+    replay.extend({"t": np.arange(50, dtype=np.int32)})
+    index, run, interrupts = replay.rows(last=1).index, RawFileFetch.run, []
+    reads = {
+        "rows": lambda: replay.rows(last=2),
+        "get": lambda: replay.get(index),
+        "getitem": lambda: replay[-1],
+        "sample": lambda: replay.sample(2),
+    }
+    reads[read]()
+
+    def interrupted(self, outs):
+        interrupts.append(read)
+        os.kill(os.getpid(), signal.SIGINT)
+        return run(self, outs)
+
+    with handled(signal.SIGINT, signal.default_int_handler), monkeypatch.context() as patch:
+        patch.setattr(RawFileFetch, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            jax.block_until_ready(reads[read]().data)
+    assert interrupts and replay.rows(last=2).data["t"].tolist() == [48, 49]
