@@ -46,10 +46,10 @@ def every_method(buffer, state, seed):
     windows = dataclasses.replace(buffer, view=fbuf.views.Sequence(3, episode_end=()))
     in_windows, annealed = buffer.convert(windows, state), buffer.set(state, alpha=0.3)
     called |= {name: getattr(buffer, name)(state) for name in ("can_sample", "can_add", "size")}
-    called |= {"set": annealed, "rebuild": buffer.set(annealed, rebuild=True), "convert": in_windows}
+    called |= {"set": (annealed, buffer.set(annealed, rebuild=True)), "convert": in_windows}
     return called | {
         "add": buffer.add(state, one),
-        "last": buffer.rows(state, last=5),
+        "rows": (buffer.rows(state), buffer.rows(state, last=5)),
         "peek": buffer.peek(state, key, 4),
         "update_priority": buffer.update_priority(sampled, batch.index, jnp.arange(4.0)),
         "priorities": (buffer.priorities(state), buffer.priorities(state, batch.index)),
