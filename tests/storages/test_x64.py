@@ -50,8 +50,7 @@ def test_jit_refuses_with_the_reason() -> None:
         "sample": lambda state: buffer.sample(state, key, 2),
         "peek": lambda state: buffer.peek(state, key, 2),
         "get": lambda state: buffer.get(state, slots),
-        "rows": buffer.rows,
-        "last": lambda state: buffer.rows(state, last=2),
+        "rows": lambda state: (buffer.rows(state, last=2), buffer.rows(state)),
     }
     for name, method in methods.items():
         said = rf"^Buffer.{name}: leaf '\w+' is \w+, which jit cannot hold while .*Replay"

@@ -62,7 +62,7 @@ def methods(buffer):
         "clear": buffer.clear,
         "get": lambda s: buffer.get(s, index),
         "rows": buffer.rows,
-        "last": lambda s: buffer.rows(s, last=3),
+        "newest rows": lambda s: buffer.rows(s, last=3),
         "can_sample": buffer.can_sample,
         "stats": buffer.stats,
         "convert": lambda s: buffer.convert(dataclasses.replace(buffer, sampler=Uniform()), s),
