@@ -163,16 +163,17 @@ def check_rows(
     check_names(call, list(leaves), list(spec))
     if jax.tree.structure(rows) != structure:
         raise ValueError(f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, as in `init`.")
+    wheres = {name: f"{call}: {_text(name)}" for name in leaves}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, (bool, int, float)) and not leading and spec[name].shape == ():
+            leaves[name] = scalar(call, name, leaf, spec[name].dtype)
+        if isinstance(leaf, np.ndarray) and hasattr(leaf, "filled"):
+            raise TypeError(f"{wheres[name]} is a masked array; expected an array. Use its filled().")
+    specs = {name: leaf_spec(leaf, wheres[name]) for name, leaf in leaves.items()}
     length: dict[int, tuple[int, str]] = {}
     out = {}
     for name, leaf in leaves.items():
-        want = spec[name]
-        if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
-            leaf = scalar(call, name, leaf, want.dtype)
-        where = f"{call}: {_text(name)}"
-        if isinstance(leaf, np.ndarray) and hasattr(leaf, "filled"):
-            raise TypeError(f"{where} is a masked array; expected an array. Use its filled().")
-        got = leaf_spec(leaf, where)
+        want, got, where = spec[name], specs[name], wheres[name]
         pairs = needs_x64(want.dtype)
         if pairs:
             leaf = to_pairs(where, leaf, want.dtype)
@@ -187,7 +188,7 @@ def check_rows(
             inner = "".join(f", {n}" for n in want.shape)
             shape = f"[{axes}{inner}]" if axes else f"{list(want.shape)}"
             fix = _reshaped(got.shape, want.shape, leading, axes)
-            raise ValueError(f"{call}: {_text(name)} has shape {list(got.shape)}; expected {shape}.{fix}")
+            raise ValueError(f"{where} has shape {list(got.shape)}; expected {shape}.{fix}")
         for axis, (have, need) in enumerate(zip(head, leading, strict=True)):
             first = length.setdefault(axis, (have if need is None else need, name if need is None else ""))
             if have != first[0]:
@@ -196,9 +197,7 @@ def check_rows(
                 fix = "All leaves need the same leading axes."
                 if axes == "N, E" and axis == 1 and head[0] == first[0]:
                     fix = "Time comes first: x.swapaxes(0, 1)."
-                raise ValueError(
-                    f"{call}: {_text(name)} has {have} entries on axis {axis} of [{axes}, ...], but {other}. {fix}"
-                )
+                raise ValueError(f"{where} has {have} entries on axis {axis} of [{axes}, ...], but {other}. {fix}")
         out[name] = jnp.asarray(leaf)
     return out
 
