@@ -27,6 +27,10 @@ import fbuf
 import fbuf.sharded
 from fbuf._formats.checkpoint import filesystem
 from fbuf._formats.checkpoint.directory import Folder
+from fbuf._host.codecs import Zstd
+from fbuf._host.columns import chunked, chunked_file
+from fbuf._host.memory import file_arena
+from fbuf._host.store import row_updates
 from tests.support.paths import ROOT
 from tests.support.processes import devices
 
@@ -36,16 +40,26 @@ LENGTH = 24
 ROW = {"t": np.int32(0), "obs": np.zeros(700, np.uint8)}
 
 
-def rows(first: int, count: int) -> dict[str, Any]:
+RANDOM = np.random.default_rng(0).integers(0, 256, (256, 700), np.uint8)
+
+
+def observations(t: Any, noise: int = 0) -> Any:
+    """Return the observations of rows, of which so many bytes cannot be compressed."""
+    obs = np.repeat(t[:, None] % 251, 700, 1).astype(np.uint8)
+    obs[:, :noise] = RANDOM[t % 256, :noise]
+    return obs
+
+
+def rows(first: int, count: int, noise: int = 0) -> dict[str, Any]:
     t = np.arange(first, first + count, dtype=np.int32)
-    return {"t": t, "obs": np.repeat(t[:, None] % 251, 700, 1).astype(np.uint8)}
+    return {"t": t, "obs": observations(t, noise)}
 
 
-def numbers(held: Any) -> list[int]:
+def numbers(held: Any, noise: int = 0) -> list[int]:
     """Return the numbers of rows, whose other leaf must follow from them."""
     there = np.asarray(held.mask)
     t, obs = np.asarray(held.data["t"])[there], np.asarray(held.data["obs"])[there]
-    assert (obs == t[:, None] % 251).all(), "rows are torn"
+    assert (obs == observations(t, noise)).all(), "rows are torn"
     return t.tolist()
 
 
@@ -108,8 +122,8 @@ def check_leftovers(path: str) -> None:
 class Live:
     """A `Replay` over a store in files: made, written, updated, flushed, closed; or resumed."""
 
-    def __init__(self, storage: Callable[[str], Any], resume: bool = False):
-        self.storage, self.resume = storage, resume
+    def __init__(self, storage: Callable[[str], Any], resume: bool = False, noise: int = 0):
+        self.storage, self.resume, self.noise = storage, resume, noise
 
     def prepare(self, base: str) -> None:
         self.done: list[int] = []
@@ -134,16 +148,17 @@ class Live:
         for count in (9, 20, 16):
             first, self.tried = self.tried if hasattr(self, "tried") else len(self.done), 0
             self.tried = first + count
-            replay.extend(rows(first, count))
+            replay.extend(rows(first, count, self.noise))
             jax.block_until_ready(jax.tree.leaves(replay.state))
             self.done += range(first, first + count)
         last = replay.rows(last=3)
-        replay.update_rows(last.index, {"obs": last.data["obs"]})
+        for _ in range(3 if self.noise else 1):  # the log is rewritten
+            replay.update_rows(last.index, {"obs": last.data["obs"]})
         replay.buffer.flush(replay.state)
         self.flushed = list(self.done)
 
     def _look(self, replay: Any) -> None:
-        self._check(numbers(replay.rows()), "held")
+        self._check(numbers(replay.rows(), self.noise), "held")
 
     def _check(self, held: list[int], what: str) -> None:
         needed = [t for t in self.done if t >= self.tried - LENGTH]
@@ -155,12 +170,12 @@ class Live:
         assert not fbuf.stores(), "a store is open"
         if os.path.exists(f"{folder}/store/manifest.json"):
             replay = self._replay(folder, True)
-            self._check(numbers(replay.rows()), "resumed")
+            self._check(numbers(replay.rows(), self.noise), "resumed")
         else:
             assert not self.done
             replay = self._replay(folder, False)
         self._write(replay)
-        self._check(numbers(replay.rows()), "continued")
+        self._check(numbers(replay.rows(), self.noise), "continued")
         replay.buffer.flush(replay.state)
         names = sorted(os.listdir(f"{folder}/store"))
         assert not [n for n in names if n.endswith((".new", ".old"))], names
@@ -272,6 +287,12 @@ class RayShard:
 
 PRIORITIZED = {"sampler": fbuf.samplers.Prioritized()}
 COMPRESSED = {"storage": fbuf.storages.Compressed(keys=("obs",))}
+
+
+def encoded(path: str) -> Any:
+    return fbuf.storages.Compressed(path=path, keys=("t", "obs"), codec=Zstd(chunk=4))
+
+
 TARGETS: dict[str, Any] = {
     "save": Checkpoint(0),
     "second save": Checkpoint(1, **PRIORITIZED),
@@ -283,6 +304,8 @@ TARGETS: dict[str, Any] = {
     "memmap resumed": Live(lambda path: fbuf.storages.Memmap(path), resume=True),
     "compressed": Live(lambda path: fbuf.storages.Compressed(path=path)),
     "compressed resumed": Live(lambda path: fbuf.storages.Compressed(path=path), resume=True),
+    "segments resumed": Live(encoded, resume=True, noise=150),
+    "incompressible": Live(encoded, noise=700),
     "data set": DataSet(),
     "preprocess": DataSet(preprocess=True),
     "sharded": Sharded(1),
@@ -301,6 +324,8 @@ def cases(calls: int) -> Iterator[tuple[int, int, int]]:
 def main(name: str, part: int, parts: int) -> None:
     """Run some cases of a target and print a line of JSON: how many there are, ran and failed a call, and what was wrong."""
     library, target = ctypes.CDLL(os.environ["LD_PRELOAD"]), TARGETS[name]
+    file_arena.FileArena.small, row_updates._LEAST = 4096, 1500
+    chunked.PROBE_BYTES = chunked_file.PROBE_BYTES = 4096
     library.faults_last.restype = ctypes.c_char_p
     top = tempfile.mkdtemp(prefix="fbuf-calls-")
     base, folder = f"{top}/base", f"{top}/here"
