@@ -144,19 +144,17 @@ def cond(predicate: jax.Array, if_true: Callable[..., Any], if_false: Callable[.
     return lax.cond(predicate, _casting(if_true), _casting(if_false), *operands)
 
 
-def platform_dependent(
-    *args: Any,
-    cpu: Callable[..., Any] | None = None,
-    gpu: Callable[..., Any] | None = None,
-    default: Callable[..., Any],
-) -> Any:
-    """`jax.lax.platform_dependent` for a CPU, a GPU of any vendor, and anything else."""
-    own = {"cpu": cpu, "cuda": gpu, "rocm": gpu}
-    branches = {name: _casting(branch) for name, branch in own.items() if branch is not None}
-    return lax.platform_dependent(*args, **branches, default=_casting(default))
-
-
 T = TypeVar("T")
+
+
+def platform_dependent(
+    *args: Any, cpu: Callable[..., T] | None = None, gpu: Callable[..., T] | None = None, default: Callable[..., T]
+) -> T:
+    """`jax.lax.platform_dependent` for a CPU, a GPU of any vendor, and anything else."""
+    branches = {"cpu": cpu, "cuda": gpu, "rocm": gpu}
+    casting = {name: _casting(branch) for name, branch in branches.items() if branch is not None}
+    result: T = lax.platform_dependent(*args, **casting, default=_casting(default))
+    return result
 
 
 @jax.custom_batching.custom_vmap
@@ -193,8 +191,7 @@ def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
     def by_barrier(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
         return lax.optimization_barrier(by_branch(token, reads))
 
-    ordered: tuple[jax.Array, T] = platform_dependent(token, reads, gpu=by_barrier, default=by_branch)
-    return ordered
+    return platform_dependent(token, reads, gpu=by_barrier, default=by_branch)
 
 
 @jax.custom_batching.custom_vmap

@@ -239,8 +239,7 @@ def _write_array(array: Any, slot: jax.Array, values: jax.Array, token: jax.Arra
     values = values.reshape((at.shape[0], *array.shape[1:])).astype(array.dtype)
     if inside and at.shape[0] == 1:
         return lax.dynamic_update_index_in_dim(array, values, at[0, 0], 0)
-    written: jax.Array = control_flow.platform_dependent(array, at, values, cpu=_write_windows, default=_write_items)
-    return written
+    return control_flow.platform_dependent(array, at, values, cpu=_write_windows, default=_write_items)
 
 
 def _write_windows(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:

@@ -624,8 +624,7 @@ def nth_anchor(flags: Array, nth: Array, wanted: Array) -> Array:
     """
     if flags.shape[0] > MOST_COUNTED:
         return nth_by_scan(flags, nth, wanted)
-    slot: Array = control_flow.platform_dependent(flags, nth, wanted, gpu=_nth_by_sums, default=nth_by_scan)
-    return slot
+    return control_flow.platform_dependent(flags, nth, wanted, gpu=_nth_by_sums, default=nth_by_scan)
 
 
 def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> Array:

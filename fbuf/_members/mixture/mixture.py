@@ -191,10 +191,8 @@ class Mixture(MixtureConfig):
         if not any(draw.buffer_of(buffer).sampler.prioritized for _, buffer in self.members):
             raise TypeError(f"{call}: no buffer has priorities. Use sampler=fbuf.samplers.Prioritized().")
         _buffer_checks.check_eta(call, eta)
-        after: dict[str, Any] = self._run(
-            draw.update_priority, states, index, jnp.asarray(td_error), mask, jnp.asarray(eta, jnp.float32)
-        )[0]
-        return after
+        td_error, eta = jnp.asarray(td_error), jnp.asarray(eta, jnp.float32)
+        return self._run(draw.update_priority, states, index, td_error, mask, eta)[0]
 
     def update_rows(self, states: States, index: Index, fields: PyTree, *, mask: Any = None) -> dict[str, Any]:
         """Replace some leaves of drawn rows, each in its buffer; see `Buffer.update_rows`.
@@ -216,8 +214,7 @@ class Mixture(MixtureConfig):
           [107]
         """
         index = self._checked_index("Mixture.update_rows", states, index, (1, 2))
-        after: dict[str, Any] = self._run(draw.update_rows, states, index, fields, mask)[0]
-        return after
+        return self._run(draw.update_rows, states, index, fields, mask)[0]
 
     def window_index(self, states: States, index: Index) -> Index:
         """Return the rows `[B, T]` of sampled windows; see `Buffer.window_index`. All views have windows of equal length.
@@ -285,10 +282,11 @@ class Mixture(MixtureConfig):
     def _leaves(self) -> tuple[str, ...]:
         return ("source",) if self._sharded is None else ("source", "shard")
 
-    def _run(self, operation: Operation[..., Any], states: States, *args: Any) -> tuple[Any, Any]:
+    def _run(self, operation: Operation[..., Any], states: States, *args: Any) -> tuple[dict[str, Any], Any]:
         """Run one dispatch; of sharded buffers one for each, which is to be jitted."""
         run = operation if self._sharded is None else operation.inline
-        return run(self, {name: states[name] for name in self.names}, *args)
+        after, result = run(self, {name: states[name] for name in self.names}, *args)
+        return after, result
 
     def _draw(
         self, states: States, key: jax.Array, fractions: Any, beta: Any, sizes: Any, batch_size: int
