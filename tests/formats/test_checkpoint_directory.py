@@ -13,6 +13,7 @@ import pytest
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import filesystem
+from fbuf._host.types import StoreCorrupted
 from tests.support.hostile_manifests import signed
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, disk_of, load, same, save, sources, state
 from tests.support.refusals import raises
@@ -87,6 +88,40 @@ def test_one_process_saves_at_a_time(tmp_path):
         assert load(str(tmp_path)) == 1
     save(str(tmp_path), 2)
     assert load(str(tmp_path)) == 2
+
+
+def test_a_folder_that_replaced_that_of_a_save_is_not_changed(tmp_path):
+    class Replaced(Faulty):  # before the n-th call, another checkpoint is moved to the path
+        def _fail(self):
+            path.rename(folder / "away")
+            other.rename(path)
+
+    ends, at = set(), 1  # the first opens the lock
+    while True:
+        folder = tmp_path / str(at)
+        path, other = folder / "replay", folder / "other"
+        for k in range(4):
+            save(path, k, sync=False)
+        for k in range(4, 8):
+            save(other, k, sync=False)
+        before = {file.name: file.read_bytes() for file in other.iterdir()}
+        disk = Replaced(at=at, kinds=("open", "pwritev", "pread", "size", "fsync", "listdir"))
+        try:
+            with warnings.catch_warnings(record=True, action="always") as said:
+                save(path, 8, disk)
+        except (OSError, StoreCorrupted) as error:
+            ends.add(type(error))
+        if not disk.failed:
+            break
+        after = {file.name: file.read_bytes() for file in path.iterdir()}
+        assert {name: after[name] for name in before} == before
+        if said:
+            assert "was removed or replaced during the save" in str(said[0].message)
+            assert load(folder / "away") == 8
+        else:
+            assert load(folder / "away") in (3, 8) and load(path) == 7
+        at += 1
+    assert at > 20 and FileNotFoundError in ends
 
 
 def test_one_thread_saves_to_a_path_at_a_time(tmp_path):

@@ -112,6 +112,9 @@ class Memory(Disk):
         else:
             del self._open[fd]
 
+    def is_at(self, lock, path):
+        return True
+
     def pwritev(self, fd, parts, at):
         file, new = self._open[fd], b"".join(parts)
         write_at(file.data, new, at)
@@ -198,7 +201,12 @@ class Faulty(Disk):
         self.count, self.failed = 0, False
         for kind in CALLS:
             setattr(self, kind, self._call(kind))
-        self.close, self.isdir, self.start_writeback = disk.close, disk.isdir, disk.start_writeback
+        self.close, self.isdir, self.is_at, self.start_writeback = (
+            disk.close,
+            disk.isdir,
+            disk.is_at,
+            disk.start_writeback,
+        )
 
     def _call(self, kind):
         def call(*args):

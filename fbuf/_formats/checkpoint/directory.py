@@ -37,6 +37,7 @@ class Folder:
 
     def __init__(self, path: filesystem.Path, disk: filesystem.Disk) -> None:
         self.path, self.disk = os.path.realpath(os.fspath(path)), disk
+        self._lock: FileLock | None = None
 
     def file(self, name: str) -> str:
         """Return the path of a file."""
@@ -135,9 +136,8 @@ class Folder:
                 return self.disk.open(path, os.O_RDWR | os.O_CREAT)
 
         what, fix = f"fbuf.save: the checkpoint at {self.path}", "Wait for that save, or give another path."
-        lock: FileLock | None = None
         try:
-            lock = FileLock(what, opened, fix, self.disk.close)
+            self._lock = FileLock(what, opened, fix, self.disk.close)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
@@ -151,8 +151,22 @@ class Folder:
                 raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} holds a live store. Use another.")
             yield
         finally:
+            lock, self._lock = self._lock, None
             if lock is not None:
                 lock.release()
+
+    def check_locked(self) -> None:
+        """Raise FileNotFoundError if the folder was removed or replaced since it was locked. Raises OSError."""
+        if self._lock is None:  # another process of the save holds it, or the file system has no locks
+            return
+        with annotate_os_error("look at", self.file(filesystem.LOCK), filesystem.SAVE_ELSEWHERE):
+            is_there = self.disk.is_at(self._lock, self.file(filesystem.LOCK))
+        if not is_there:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"fbuf.save: {self.path} was removed or replaced during the save, and what is there was not changed. Leave the "
+                f"folder in place while a save runs.",
+            )
 
     def next_number(self, many: int = 1) -> int:
         """Return the first of the next `many` numbers. Raises FileExistsError: a foreign file has the largest number."""
@@ -177,6 +191,7 @@ class Folder:
           data: What syncs the data file meanwhile.
         """
         generation, text = manifest.generation, encode(manifest)
+        self.check_locked()
         self._remember(text, manifest)
         new, path = self.file(filesystem.partial_name(generation)), self.file(filesystem.manifest_name(generation))
         filesystem.write_partial(self.disk, new, text, sync, filesystem.SAVE_ELSEWHERE)
@@ -184,6 +199,7 @@ class Folder:
             filesystem.sync_folder(self.disk, self.path)  # the data file's name, before a manifest names it
         if data is not None:
             data.result()
+        self.check_locked()
         with annotate_os_error("rename", new, filesystem.SAVE_ELSEWHERE):
             self.disk.rename(new, path)
         if sync:
@@ -193,6 +209,7 @@ class Folder:
     def remove_partial(self, generation: int) -> None:
         """Remove an unfinished manifest."""
         with contextlib.suppress(OSError):
+            self.check_locked()
             self.disk.unlink(self.file(filesystem.partial_name(generation)))
 
     def remove_generation(self, generation: int, data: bool = True) -> None:
@@ -200,6 +217,7 @@ class Folder:
         data_name = (filesystem.data_name,) if data else ()
         for named in (filesystem.manifest_name, filesystem.partial_name, *data_name):
             with contextlib.suppress(OSError):
+                self.check_locked()
                 self.disk.unlink(self.file(named(generation)))
 
     def remove_leftovers(self) -> None:
@@ -260,6 +278,7 @@ class Folder:
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
+            self.check_locked()
             try:
                 with annotate_os_error("remove", self.file(name)):
                     self.disk.unlink(self.file(name))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from fbuf._host.io.file import annotate_os_error
+from fbuf._host.io.lock import FileLock
 
 Path = str | os.PathLike[str]
 LOCK = "lock"
@@ -102,6 +103,10 @@ class Disk:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a plain file")
         return status.st_size
+
+    def is_at(self, lock: FileLock, path: str) -> bool:
+        """Return whether the locked file is still the one at `path`. Raises OSError."""
+        return lock.is_at(path)
 
     def start_writeback(self, fd: int, at: int, size: int) -> None:
         """Ask the system to start writing a part of a file to the disk, so that `fsync` waits less."""
