@@ -135,11 +135,11 @@ class Buffer(BufferConfig):
         Raises:
           TypeError: the storage has no files; or this is being traced.
           ValueError: the storage has no path, or `keys` leave some leaves on the device; or the files were made with another
-            capacity, lanes, slack, codec or example, or are damaged.
+            capacity, lanes, slack, codec or example.
           FileNotFoundError: there is no store at the path.
           BlockingIOError: another process, or another store of this one, uses the path.
-          StoreCorrupted (a RuntimeError): no row is valid, or data that all rows need is damaged. With "lazy" also: data that
-            many rows need, or the newest rows, are damaged.
+          StoreCorrupted (a RuntimeError): no row is valid, or a file that all rows need is damaged or not a plain file. With
+            "lazy" also: data that many rows need, or the newest rows, are damaged.
         Cost: O(C), and reading all files; "lazy": of `Compressed` every chunk's header, of other storages nothing.
 
         Example:

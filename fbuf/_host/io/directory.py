@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import struct
 import tempfile
 import threading
@@ -29,7 +30,7 @@ import numpy as np
 
 from fbuf._host.io.file import File, annotate_os_error, exists, unlink
 from fbuf._host.io.lock import FileLock, lock_path
-from fbuf._host.types import Array, damaged_file
+from fbuf._host.types import Array, StoreCorrupted, damaged_file
 
 VERSION = 3
 RING, CHUNKS, NOTHING = b"r", b"c", b"n"
@@ -66,7 +67,8 @@ class Folder:
       FileExistsError: there is a store already, or something else.
       FileNotFoundError: there is none to resume.
       BlockingIOError: another store holds the folder.
-      ValueError: The existing store differs from `identity`, or cannot be read.
+      ValueError: The existing store differs from `identity`.
+      StoreCorrupted: Its manifest or head is damaged, or one of its files is not a plain file.
       OSError: the folder or a file cannot be made.
     """
 
@@ -109,6 +111,7 @@ class Folder:
         self._end.atexit = self.temporary  # a write may be under way: the system unlocks what is left
         try:
             if resume:
+                self._check_plain()
                 self._check()
                 self._head = File(self.file("head"))
                 self._load()
@@ -274,6 +277,16 @@ class Folder:
             finally:
                 os.close(fd)
 
+    def _check_plain(self) -> None:
+        """Raise StoreCorrupted if a name of a store's file is that of anything but a plain file."""
+        for name in filter(is_store_name, self.files("")):
+            with annotate_os_error("look at", self.file(name)):
+                is_plain = stat.S_ISREG(os.lstat(self.file(name)).st_mode)
+            if not is_plain:
+                raise StoreCorrupted(
+                    f"Buffer.resume: {self.file(name)} is not a plain file; expected one. Remove it, and resume again."
+                )
+
     def _load(self) -> None:
         size, columns = len(self._encoded(self.kinds, self.count)), len(self.kinds)
         best = b""
@@ -320,9 +333,7 @@ class Folder:
             if not 0 <= self.seed < 1 << 64 or not all(isinstance(name, str) for name in columns):
                 raise ValueError("an invalid id or name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(
-                f"Buffer.resume: {path} is damaged ({error!r:.200}); expected a manifest. Start a new store at another path."
-            ) from error
+            raise damaged_file(f"{path} is damaged ({error!r:.200})", "a manifest") from error
         if version != VERSION:
             raise ValueError(f"Buffer.resume: {path} is of version {version}, not {VERSION}. Use that release of fbuf.")
         expected = json.loads(json.dumps(self.identity))

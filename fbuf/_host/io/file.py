@@ -165,6 +165,7 @@ _FIXES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n), or close some."),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Use a path that this process may write to."),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "Use the path of a folder; {folder} is a file."),
+    errno.EISDIR: "Remove the folder of that name, or use another path.",
     errno.ELOOP: "Replace the link with the file itself; fbuf follows no links in its folders.",
 }
 
