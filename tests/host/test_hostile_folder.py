@@ -143,6 +143,15 @@ def test_large_and_deep_files_take_no_memory(folder, tmp_path, verify):
         raises(StoreCorrupted, f"{path}/manifest.json is damaged", make, path, COLUMNS, **SIZES, resume=True)
 
 
+def test_a_store_whose_folder_was_removed_is_still_described(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "store")
+    store = make(tmp_path / "store", COLUMNS, **SIZES, resume=True)
+    assert store.disk > 0
+    shutil.rmtree(tmp_path / "store")
+    assert store.disk == 0
+    store.close()
+
+
 def test_foreign_names_are_left_alone(folder, tmp_path):
     path = tmp_path / "store"
     shutil.copytree(folder, path)

@@ -196,7 +196,7 @@ class Folder:
     def size(self, prefix: str) -> int:
         """Return the bytes of the files whose names begin with `prefix`."""
         total = 0
-        for name in self.files(prefix):
+        for name in self.files(prefix) if exists(self.path) else ():
             with contextlib.suppress(FileNotFoundError):
                 total += os.stat(self.file(name), follow_symlinks=False).st_blocks * 512
         return total
