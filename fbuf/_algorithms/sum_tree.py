@@ -223,31 +223,48 @@ def _set_by_loop(
     trees: Trees, index: Array, leaves: Trees, *, capacity: int, reduce: tuple[Reduce, ...], first: int
 ) -> Trees:
     """Write index after index, each with the parents below level `first`, then sweep the rest."""
-    _, offsets = layout(capacity)
-    sparse = range(1, first)
 
     def climb(tree: Array, leaves: Array, one: Reduce) -> Array:
         def write(tree: Array, item: Trees) -> tuple[Array, None]:
             index, leaf = item
-            keep = _is_leaf(index, capacity)
-            # A dropped write stores the identity in the padding beside the root and recomputes parents: cheaper than a branch.
-            leaf = lax.select(keep, leaf, lax.full_like(leaf, _IDENTITY[one]))
-            # Unsigned: JAX adds the size of the array to a signed index that is negative, in five instructions each.
-            position = lax.select(keep, index, lax.full_like(index, offsets[-1] - 1)).astype(jnp.uint32)
-            tree = lax.dynamic_update_slice(tree, leaf[None], (position,))
-            node = lax.select(keep, index, lax.full_like(index, 0)).astype(jnp.uint32)
-            for level in sparse:
-                node = node >> np.uint32(3)
-                first = node * np.uint32(8) + np.uint32(offsets[level - 1])
-                children = lax.dynamic_slice(tree, (first,), (FAN_OUT,))
-                value = _combine([children[k] for k in range(FAN_OUT)], one)
-                tree = lax.dynamic_update_slice(tree, value[None], (node + np.uint32(offsets[level]),))
-            return tree, None
+            return _write_leaf(tree, index, leaf, capacity, one, first), None
 
         return control_flow.scan(write, tree, (index, leaves))[0]
 
     # One loop per tree: XLA copies both trees of a shared loop (jax 0.10.2).
     return _sweep(tuple(map(climb, trees, leaves, reduce)), capacity, first, reduce)
+
+
+def _write_leaf(tree: Array, index: Array, leaf: Array, capacity: int, reduce: Reduce, first: int) -> Array:
+    """Write one leaf, and recompute its parents below level `first`."""
+    _, offsets = layout(capacity)
+    keep = _is_leaf(index, capacity)
+    # A dropped write stores the identity in the padding beside the root and recomputes parents: cheaper than a branch.
+    leaf = lax.select(keep, leaf, lax.full_like(leaf, _IDENTITY[reduce]))
+    # Unsigned: JAX adds the size of the array to a signed index that is negative, in five instructions each.
+    position = lax.select(keep, index, lax.full_like(index, offsets[-1] - 1)).astype(jnp.uint32)
+    tree = lax.dynamic_update_slice(tree, leaf[None], (position,))
+    node = lax.select(keep, index, lax.full_like(index, 0)).astype(jnp.uint32)
+    for level in range(1, first):
+        node = node >> np.uint32(3)
+        start = node * np.uint32(8) + np.uint32(offsets[level - 1])
+        children = lax.dynamic_slice(tree, (start,), (FAN_OUT,))
+        value = _combine([children[k] for k in range(FAN_OUT)], reduce)
+        tree = lax.dynamic_update_slice(tree, value[None], (node + np.uint32(offsets[level]),))
+    return tree
+
+
+def set_in_turn(
+    tree: Array, item: Callable[[Array], tuple[Array, Array]], which: range, capacity: int, *, reduce: Reduce = "sum"
+) -> Array:
+    """Write leaves as `set`, by one loop of few operations: `item(i)` returns index and leaf of each, int32[] and float32[]."""
+    levels = len(layout(capacity)[0])
+
+    def write(tree: Array, i: Array) -> tuple[Array, None]:
+        index, leaf = item(i)
+        return _write_leaf(tree, index, leaf, capacity, reduce, levels), None
+
+    return control_flow.scan(write, tree, jnp.arange(which.start, which.stop, dtype=jnp.int32))[0]
 
 
 def _set_by_level(
@@ -521,6 +538,30 @@ def _descend_by_loop(tree: Array, top: Array, bottom: Array, *, batch: int, capa
     if ahead:  # nodes are never negative; without this use XLA merges both kernels of large batches
         index = lax.select(first[:batch] < np.float32(0), jnp.zeros_like(index), index)
     return _inside(index, capacity), leaf
+
+
+def descend_in_turn(
+    tree: Array, uniforms: Callable[[Array], tuple[Array, Array]], number: int, width: int, capacity: int
+) -> Array:
+    """Return the leaves, and the bits of their indices, complex64[number, width], as `descend`, by one loop of few operations.
+
+    `uniforms(i)` returns those float32[width] of part i, which the loop moves one level down.
+    """
+    total = root(tree)
+
+    def level(pairs: Array, step: Array) -> tuple[Array, None]:
+        part, at_top = step[3], lax.broadcast(step[4] > 0, (width,))
+        top, bottom = uniforms(part)
+        own = lax.dynamic_index_in_dim(pairs, part, keepdims=False)
+        query = lax.select(at_top, _scale(top, total), lax.real(own))
+        node = lax.bitcast_convert_type(lax.imag(own), jnp.int32)
+        node, query = _down(siblings(tree, node, step[0]), node, query, bottom, step[1] > 0, step[2] > 0)
+        own = lax.complex(query, lax.bitcast_convert_type(_inside(node, capacity), jnp.float32))
+        return lax.dynamic_update_slice(pairs, own[None], (part, jnp.int32(0))), None
+
+    steps = [(*step, i, not depth) for depth, step in enumerate(_steps(capacity)) for i in range(number)]
+    pairs = jnp.zeros((number, width), jnp.complex64)
+    return control_flow.scan(level, pairs, jnp.asarray(np.asarray(steps, np.int32)))[0]
 
 
 def _descend_by_level(

@@ -99,8 +99,8 @@ def largest_weight(number: Any, least: Any, beta: Any, factor: Any = 1.0) -> Any
 
 
 def normalized(weight: Any, largest: Any) -> Any:
-    """Divide weights by the largest one; 0: by nothing."""
-    return weight / _or_one(largest)
+    """Divide weights by the largest one; 0: by nothing. XLA would rewrite only some quotients as this product."""
+    return weight * (1 / _or_one(largest))
 
 
 def _or_one(number: Any) -> Any:

@@ -20,71 +20,43 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.component import with_fields
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
-from fbuf._interfaces.sampler import AnchorChange
 from fbuf._replay.host_draws import Drawn, HostDraws
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.priority_update import PriorityUpdate, packed_update
 from fbuf._replay.programs import sequential_options
 from fbuf._replay.row_block import RowBlock, unpack
 from fbuf.samplers import Prioritized, Uniform
-from fbuf.samplers._prioritized import Queries, queries
+from fbuf.samplers import _chunked_priorities as chunked_priorities
+from fbuf.samplers._chunked_priorities import chunked
 
-_ZERO = np.zeros(1, np.int32)
+_FIRST = 2  # words before the slots
 _UINT, _FLOAT = map(np.dtype, (np.uint32, np.float32))
 _LANES = 64  # beyond, a program is faster than a loop over the lanes of each row
 
 
-def _words(key: jax.Array, size: int, stratified: bool) -> jax.Array:
-    """Return the random numbers of a draw as uint32[...]; `program` takes them apart."""
-    top, bottom, order = queries(key, size, stratified)
-    parts = [lax.bitcast_convert_type(x, jnp.uint32) for x in (top, bottom)]
-    return jnp.concatenate([*parts, *([] if order is None else [order.astype(jnp.uint32)])])
-
-
-def _float(words: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type(words, jnp.float32)
-
-
-def _settled(buffer: Buffer, sampler: Any, words: jax.Array, changed: int, updated: int) -> tuple[Any, jax.Array]:
-    """Return the sampler's state after an update and then a change, and the other words. Traced.
-
-    `words` int32[...] begins with 0, the slots and the errors of the update, and the slots of the change; -1 - slot closes.
-    """
-    token, words = words[0], words[1:]
-    if updated:
-        slot, error, words = words[:updated], _float(words[updated : 2 * updated]), words[2 * updated :]
-        sampler = buffer.sampler.update(sampler, slot, error, buffer.geometry, token)
-    if changed:
-        word, words = words[:changed, None], words[changed:]
-        closes, nowhere = word < 0, jnp.int32(buffer.capacity)
-        none = np.full((changed, 1), -1, np.float32)
-        slot, closed = jnp.where(closes, nowhere, word), jnp.where(closes, jnp.int32(-1) - word, nowhere)
-        change = AnchorChange(slot, slot < nowhere, None, None, None, none, closed, closes)  # type: ignore[arg-type]
-        sampler = buffer.sampler.change(sampler, change, buffer.geometry, token)
-    return sampler, words
+def _length(size: int, changed: int, updated: int) -> int:
+    """Return the number of words of a `program`."""
+    return _FIRST + 2 * (updated + changed + chunked(size))
 
 
 @functools.lru_cache(maxsize=256)
 def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
     """Return the jitted draw of `size` rows, or of none, from a sampler's state, words and options.
 
-    It returns the state, donated if something is `changed` or `updated`, and slots, probabilities and weights int32[3, B].
+    Words int32[...] are the bits of the number of anchors, then as for `chunked_priorities.write` and `draw`. It returns the
+    state, donated if something is `changed` or `updated`, and what `draw` returns.
     """
-
     own: Any = buffer.sampler
-    stratified = own.stratified
+    numbers = _FIRST + 2 * (updated + changed)
 
     def draw(sampler: Any, words: jax.Array, options: dict[str, jax.Array]) -> tuple[Any, Any]:
-        sampler, words = _settled(buffer, sampler, words, changed, updated)
+        if changed or updated:
+            sampler = chunked_priorities.write(own, sampler, words, _FIRST, updated, changed, buffer.geometry)
         if not size:
             return sampler, None
-        number, words = _float(words[0]), words[1:]
-        most = (words.size - size * stratified) // 2
-        top, bottom, order = jnp.split(words, (most, 2 * most))
-        numbers = Queries(_float(top), _float(bottom), order if stratified else None)
-        drawn = own.draw_queries(sampler, numbers, size, buffer.capacity, number, options.get("beta"))
-        packed = jnp.stack([lax.bitcast_convert_type(x, jnp.int32) for x in drawn])
-        return (sampler if changed or updated else None), packed
+        number, beta = lax.bitcast_convert_type(words[0], jnp.float32), options.get("beta", sampler.beta)
+        drawn = chunked_priorities.draw(sampler, words, numbers, size, buffer.capacity, number, beta, own.normalize)
+        return (sampler if changed or updated else None), drawn
 
     return jax.jit(draw, donate_argnums=0 if changed or updated else (), compiler_options=sequential_options())
 
@@ -107,9 +79,9 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         HostDraws.__init__(self, buffer, impl, view, names)
         assert isinstance(buffer.sampler, Prioritized)
-        self.bits = functools.partial(_words, stratified=buffer.sampler.stratified)
-        self._most = 8 + 4 * buffer.geometry.lanes  # anchors that one draw opens and closes
-        self._programs: dict[tuple[int, int, int], tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
+        self.bits = functools.partial(chunked_priorities.random_numbers, stratified=buffer.sampler.stratified)
+        self._most = chunked(8 + 4 * buffer.geometry.lanes)  # anchors that one draw opens and closes
+        self._programs: dict[tuple[int, int, int], Any] = {}
         self._waits: tuple[Any, bool] = None, False  # priorities of undecided rows, and whether one was given
         self.drop()
 
@@ -140,36 +112,49 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         self, engine: Any, block: RowBlock | None, rings: Rings, total: int, bits: Any, size: int, numbers: Any
     ) -> Drawn | None:
         new, update = self._new, self.update
-        count = 0 if update is None else update.shape[1]
-        changed = self._most if len(new) or count else 0
-        kind = size, changed, count
-        known = self._programs.get(kind)
-        if known is None:
-            words = np.zeros(2 + 2 * count + changed + bits.size, np.int32)
-            known = self._programs[kind] = program(self._buffer, *kind), words, words.view(_FLOAT)
-        draw, words, floats = known
-        at = 1 + 2 * count
-        if update is not None:
-            words[1:at] = update[:2].reshape(-1)
-        words[at : at + len(new)] = new
-        words[at + len(new) : at + changed] = self._geometry.capacity
-        floats[at + changed] = total
-        words[at + changed + 1 :] = bits
+        most = self._most if len(new) or update is not None else 0
+        draw, words, floats = self._words(size, most, update)
+        floats[0] = total
+        last = words.size - bits.size
+        end = (_FIRST + last) // 2  # of the slots, where priorities begin
+        words[end - most : end] = self._geometry.capacity
+        words[end - most : end - most + len(new)] = [~slot if slot < 0 else slot for slot in new]
+        floats[last - most : last - most + len(new)] = [-np.inf if slot < 0 else 0.0 for slot in new]
+        words[last:] = bits.reshape(-1)
         # The program may read `words` itself, until its result is read.
-        drawn = np.array(memoryview(self._call(engine, draw, words, numbers)))
+        pairs, weight = (np.asarray(memoryview(x)) for x in self._call(engine, draw, words, numbers))
         self._opened.extend(new)
-        slot, (chance, weight) = drawn[0].astype(np.int64), drawn[1:].view(_FLOAT)
+        chance, slot = pairs.view(np.float32).reshape(-1, 2)[:size].T
         if chance[0] != chance[0]:  # NaN: every leaf is 0
             return None
-        return Drawn(slot, slot % self._geometry.lanes if self._geometry.lanes > 1 else 0, chance, weight)
+        slot = slot.view(np.int32).astype(np.int64)
+        lane = slot % self._geometry.lanes if self._geometry.lanes > 1 else 0
+        return Drawn(slot, lane, chance.copy(), weight.reshape(-1)[:size].copy())
+
+    def _words(self, size: int, changed: int, update: np.ndarray[Any, Any] | None) -> tuple[Any, Any, Any]:
+        """Return a program and its words, with those of an update, as integers and as floats."""
+        count = 0 if update is None else update.shape[1]
+        updated = chunked(count)
+        kind = size, changed, updated
+        known = self._programs.get(kind)
+        if known is None:
+            words = np.zeros(_length(*kind), np.int32)
+            known = self._programs[kind] = program(self._buffer, *kind), words, words.view(_FLOAT)
+        _, words, floats = known
+        if update is not None:
+            words[_FIRST : _FIRST + updated] = self._geometry.capacity
+            words[_FIRST : _FIRST + count] = update[0]
+            first = _FIRST + updated + changed
+            floats[1] = np.abs(update[1].view(_FLOAT), out=floats[first : first + count]).max()
+        return known
 
     def _call(self, engine: Any, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
         """Call a program on the sampler's state, which it may donate; return what it drew."""
-        sampler, packed = draw(engine.state.sampler, words, numbers)
+        sampler, drawn = draw(engine.state.sampler, words, numbers)
         if sampler is not None:
             engine.state = with_fields(engine.state, {"sampler": sampler})
             self.update = None
-        return packed
+        return drawn
 
     def _changes(self, engine: Any, block: RowBlock) -> Any:
         """Return the slots that the collected rows open, and -1 less those that they close, without those in the tree."""
@@ -212,24 +197,25 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def settle(self, engine: Any) -> None:
         """Set the priorities that wait: with collected rows in the tree, which the state lacks, in the tree alone."""
         if self.update is not None and self._opened:
-            words = np.concatenate([_ZERO, *self.update[:2]])
-            self._call(engine, program(self._buffer, 0, 0, self.update.shape[1]), words, {})
+            draw, words, _ = self._words(0, 0, self.update)
+            self._call(engine, draw, words.copy(), {})
         else:
             super().settle(engine)
 
     def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
         """Return those of a draw alone, after an update, and after collected rows."""
-        key = jax.ShapeDtypeStruct((2,), np.uint32)
-        bits = 1 + jax.eval_shape(lambda key: self.bits(key, size), key).size
-        jobs, kinds = list[Any](), [(0, 0), (self._most, size)]
-        for changed, updated in kinds if block is None else [*kinds, (self._most, 0)]:
-            words = jax.ShapeDtypeStruct((1 + 2 * updated + changed + bits,), np.int32)
-            draw = program(self._buffer, size, changed, updated)
-            jobs.append(functools.partial(draw.lower, state.sampler, words, numbers))
+        updated, kinds = chunked(size), [(size, 0, 0), (size, self._most, chunked(size))]
         if block is not None:
-            words = jax.ShapeDtypeStruct((1 + 2 * size,), np.int32)
-            jobs.append(functools.partial(program(self._buffer, 0, 0, size).lower, state.sampler, words, {}))
-        return jobs
+            kinds += [(size, self._most, 0), (0, 0, updated)]
+        return [
+            functools.partial(
+                program(self._buffer, *kind).lower,
+                state.sampler,
+                jax.ShapeDtypeStruct((_length(*kind),), np.int32),
+                numbers if kind[0] else {},
+            )
+            for kind in kinds
+        ]
 
     def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
         """Write the collected rows. Priorities of those that are in the tree stay."""

@@ -143,7 +143,7 @@ def write_leaves(
     trees, leaves, reduce = [sampler.tree], [leaf], list[sum_tree.Reduce](["sum"])
     if sampler.low is not None:
         trees.append(sampler.low)
-        leaves.append(_lowest(sampler, leaf, priority >= jnp.float32(0)))
+        leaves.append(lowest(sampler, leaf, priority >= jnp.float32(0)))
         reduce.append("min")
     if sampler.top is not None:
         trees.append(sampler.top)
@@ -170,7 +170,7 @@ def after(sampler: PrioritizedState, token: Array) -> Array:
     return token if sampler.top is None else token + (sampler.max_priority < jnp.float32(0)).astype(jnp.int32)
 
 
-def _lowest(sampler: PrioritizedState, leaf: Array, is_anchor: Array) -> Array:
+def lowest(sampler: PrioritizedState, leaf: Array, is_anchor: Array) -> Array:
     """Return leaves for the tree of minima: infinite unless it can be drawn. Only uniform draws draw a leaf of 0."""
     has_weight = is_anchor if sampler.uniform is not None else is_anchor & (leaf > jnp.float32(0))
     return jnp.where(has_weight, leaf, jnp.float32(jnp.inf))
@@ -286,10 +286,7 @@ class Prioritized(PrioritySampler):
     ) -> PrioritizedState:
         token = after(sampler, token)
         slot, given, largest = _base.written_slots(change, geometry.capacity)
-        first = sampler.max_priority
-        if self.largest == "held":  # else new rows would never be drawn where all are 0
-            first = jnp.where(first > jnp.float32(0), first, jnp.float32(1))
-        priority = jnp.where(given, change.priority.reshape(-1), first)
+        priority = jnp.where(given, change.priority.reshape(-1), self.first_priority(sampler))
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
         leaf = jnp.concatenate([closed, leaf_of(sampler, priority)])
         stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), priority])
@@ -297,6 +294,13 @@ class Prioritized(PrioritySampler):
         if sampler.log is not None:
             sampler = dataclasses.replace(sampler, log=anchor_log.apply(sampler.log, change, geometry, token))
         return seen(sampler, largest, token)
+
+    def first_priority(self, sampler: PrioritizedState) -> Array:
+        """Return the priority float32[] of rows without one."""
+        first = sampler.max_priority
+        if self.largest == "held":  # else new rows would never be drawn where all are 0
+            first = jnp.where(first > jnp.float32(0), first, jnp.float32(1))
+        return first
 
     def draw_some(
         self,
@@ -321,20 +325,6 @@ class Prioritized(PrioritySampler):
         beta = options.get("beta", sampler.beta)
         weight = _base.importance_weights(number, chance, mask, beta, self.normalize, least)
         return sampler, _base.masked_draw(slot, chance, mask, anchors.geometry, weight)
-
-    def draw_queries(
-        self, sampler: PrioritizedState, numbers: Queries, batch_size: int, capacity: int, number: Array, beta: Any
-    ) -> tuple[Array, Array, Array]:
-        """Draw as `draw`, from `number` float32[] anchors with some leaf above 0, by the random numbers of `queries`.
-
-        Only with `replace` and without `uniform`. Return slots int32[B], probabilities and weights float32[B]; if every leaf is
-        0, probabilities are NaN.
-        """
-        slot, leaf, mass, low = draw_leaves(sampler, numbers, batch_size, capacity)
-        chance, least = _chances(leaf, mass, low, False)
-        every = jnp.ones((batch_size,), bool)
-        beta = sampler.beta if beta is None else beta
-        return slot, chance, _base.importance_weights(number, chance, every, beta, self.normalize, least)
 
     def update(
         self, sampler: PrioritizedState, slot: Array, error: Array, geometry: Geometry, token: Array
@@ -373,7 +363,7 @@ class Prioritized(PrioritySampler):
             leaf = jnp.where(some, leaf_of(sampler, jnp.where(some, priority, jnp.float32(0))), jnp.float32(0))
             tree = sum_tree.set(tree, slot + token, leaf, capacity)
             if low is not None:
-                low = sum_tree.set(low, slot + token, _lowest(sampler, leaf, some), capacity, reduce="min")
+                low = sum_tree.set(low, slot + token, lowest(sampler, leaf, some), capacity, reduce="min")
             return tree, low
 
         tree, low = control_flow.fori_loop(
@@ -523,7 +513,8 @@ def with_replacement(
 
     slot, leaf = _uniform_if(flat, capacity, uniform_draw, slot, leaf)
     mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
-    chance, least = _chances(leaf, mass, low, flat)
+    # The product is explicit: XLA would rewrite a quotient as one in some programs and not in others.
+    chance, least = leaf * (jnp.float32(1) / mass), least_chance(leaf[0], mass, low, flat)
     if share is not None:
         chance = _base.mixed_probability(chance, share, number)
         least = _base.mixed_probability(least, share, number)
@@ -545,9 +536,9 @@ def _uniform_if(flat: Array, capacity: int, uniform_draw: Callable[..., Any], *d
     return control_flow.platform_dependent(*drawn, gpu=gpu, default=by_branch)
 
 
-def _chances(leaf: Array, mass: Array, low: Array, flat: Array | bool) -> tuple[Array, Array]:
-    """Return the probabilities of leaves float32[B], and the smallest there is."""
-    return leaf / mass, jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
+def least_chance(leaf: Array, mass: Array, low: Array, flat: Array | bool) -> Array:
+    """Return the smallest probability there is; that of `leaf` float32[] if leaves are equal, or the least is unknown."""
+    return jnp.where(flat | ~jnp.isfinite(low), leaf, low) / mass
 
 
 def without_replacement(

@@ -50,6 +50,17 @@ def test_a_step_is_one_call(view: str, sampler: Any, monkeypatch: pytest.MonkeyP
         replay.update_priority(batch.index, np.ones(4, np.float32))
 
 
+@pytest.mark.more
+@pytest.mark.optimized
+def test_xla_runs_a_draw_in_the_calling_thread() -> None:
+    buffer = fbuf.Buffer(100_000, sampler=fbuf.samplers.Prioritized())
+    sampler = buffer.init({"t": 0}).sampler
+    for changed, updated in ((0, 0), (16, 0), (16, 256)):
+        words = np.zeros(2 + 2 * (256 + changed + updated), np.int32)
+        lowered = priority_draws.program(buffer, 256, changed, updated).lower(sampler, words, {})
+        assert lowered.compile().cost_analysis()["flops"] < 1000  # as XLA's client decides
+
+
 def test_options_of_xla_are_used_where_it_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     options = programs.sequential_options.__wrapped__
     assert jax.__version_info__ < (0, 10) or options()
