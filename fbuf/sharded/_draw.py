@@ -157,8 +157,8 @@ def _epoch_of_all(sharded: Any, sampler: Any, wanted: jax.Array) -> tuple[Any, j
     now = lax.pmin(jnp.where(is_empty, jnp.int32(2**31 - 1), following), sharded.axis)
     may_draw = ~is_empty & (following == now)
     number = jnp.where(may_draw & is_ended, anchors_next, jnp.where(begun == now, anchors, jnp.int32(0)))
-    turn = dataclasses.replace(sampler.turn, begun=begun.astype(jnp.uint32))
-    return dataclasses.replace(sampler, turn=turn), may_draw, lax.psum(number, sharded.axis).astype(jnp.float32)
+    position = dataclasses.replace(sampler.position, begun=begun.astype(jnp.uint32))
+    return dataclasses.replace(sampler, position=position), may_draw, lax.psum(number, sharded.axis).astype(jnp.float32)
 
 
 def count_empty(sharded: Any, own: BufferState, number: jax.Array) -> BufferState:
