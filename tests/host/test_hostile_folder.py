@@ -152,6 +152,25 @@ def test_a_store_whose_folder_was_removed_is_still_described(folder, tmp_path):
     store.close()
 
 
+def test_a_read_of_a_missing_or_damaged_file_names_the_store(folder, tmp_path):
+    for column, name, content in (
+        (0, "rows", bytes),
+        (1, "segment-00000000", lambda size: b""),
+        (1, "segment-00000000", None),
+    ):
+        path = tmp_path / f"{name}-{content is None}"
+        shutil.copytree(folder, path)
+        file = path / f"column{column}.{name}"
+        size = file.stat().st_size
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content(size))
+        store = make(path, COLUMNS, **SIZES, resume=True, verify=False)
+        raises(StoreCorrupted, f"^Store.read: at {path}, .*damaged", fetch, store, store.newest()[1], column)
+        assert str(path) in str(store.last_error)
+        store.close()
+
+
 def test_foreign_names_are_left_alone(folder, tmp_path):
     path = tmp_path / "store"
     shutil.copytree(folder, path)

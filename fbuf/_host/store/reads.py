@@ -15,7 +15,7 @@ import numpy as np
 
 from fbuf._host.columns.spec import Column
 from fbuf._host.store.read_ahead import PendingRows, ReadAhead, Reading
-from fbuf._host.types import Array, Fetch, flat, raise_if_corrupted, records_errors
+from fbuf._host.types import Array, Fetch, StoreCorrupted, flat, raise_if_corrupted, records_errors
 
 Found = tuple[Fetch, Array, list[tuple[int, Callable[[memoryview], None]]], PendingRows]
 """How to fetch rows, bool[M] of which are there, what writes the updated ones of those, and what tells whether they last."""
@@ -36,6 +36,7 @@ class TicketReads(abc.ABC):
     """Reads of rows by ticket; a store says where they are (`_find_rows`)."""
 
     columns: tuple[Column, ...]
+    _path: str | None = None  # of the store's folder, for errors
 
     def __init__(self) -> None:
         self.last_error: Exception | None = None
@@ -121,6 +122,15 @@ class TicketReads(abc.ABC):
 
     def _run(self, reading: Reading, outs: Sequence[Array]) -> Array:
         """Fill `outs`, one a request, and return what `read` does. Called once for each `reading`."""
+        try:
+            return self._fill(reading, outs)
+        except StoreCorrupted as error:
+            if self._path is None or self._path in str(error):
+                raise
+            text = str(error).replace("Store.read: ", f"Store.read: at {self._path}, ", 1)
+            raise StoreCorrupted(text) from error
+
+    def _fill(self, reading: Reading, outs: Sequence[Array]) -> Array:
         wanted, present, fetches, updated = reading
         _keep_freed(sum(out.nbytes for out in outs).bit_length())
         damaged = [fetch.run([flat(outs[i]) for i in group]) for fetch, group, *_ in fetches]

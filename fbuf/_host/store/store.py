@@ -95,6 +95,7 @@ class Store(TicketReads):
         # Rows accepted, by lane, from first_seq on; without streams, places that hold a row.
         self._count: Array = np.zeros(self._lanes, np.int64)
         self._folder = folder
+        self._path = None if folder is None else folder.path
         self._make = ColumnFactory(self.columns, self._lanes, self.depth, cache, folder)
         self._parts: list[ColumnData] = [self._make.part(i) for i in range(len(self.columns))]
         self._updates = RowUpdates([c.codec for c in self.columns], slack)
