@@ -42,7 +42,7 @@ def test_a_call_waits_exactly_where_the_limit_says(calls):
         except (TimeoutError, ValueError):
             went = False
         assert went == allowed or (add and count == 0)
-        assert replay.pace == pace and replay.limit == limit
+        assert replay._limiter.pace == pace and replay.limit == limit
     held = min(pace.added, 8)
     assert replay.can_add(3) == limit.can_add(pace, 3, size=held)
     assert not replay.can_sample(3) or limit.can_sample(pace, 3, size=held)
@@ -60,7 +60,7 @@ def test_masks_and_lanes_count_rows(lanes):
     mask[1:3] = True
     replay.extend({"t": np.zeros(lead, np.int32)}, mask=mask)
     replay.add({"t": np.zeros(lead[1:], np.int32)})
-    assert replay.pace.added == 8 * (lanes or 1) == len(replay)
+    assert replay._limiter.pace.added == 8 * (lanes or 1) == len(replay)
 
 
 def test_ragged_rows_count():
@@ -93,7 +93,7 @@ def test_a_sampler_waits_for_an_adder():
     replay.extend(rows(0))
     soon(lambda: waiting(replay) == 1)  # it looked: too few rows
     replay.extend(rows(5))
-    assert thread.ends().mask.all() and replay.pace.drawn == 10
+    assert thread.ends().mask.all() and replay._limiter.pace.drawn == 10
 
 
 def test_a_sampler_waits_for_a_window():
@@ -113,7 +113,7 @@ def test_refused_rows_do_not_count():
     for bad in ({"x": np.zeros(5, np.int32)}, {"t": np.zeros(5, np.float32)}, {"t": np.zeros((5, 2), np.int32)}):
         raises((TypeError, ValueError), r"Replay\.extend", replay.extend, bad)
     raises(TypeError, "batch_size", replay.sample)
-    assert replay.pace == LIMIT.init(host=True)
+    assert replay._limiter.pace == LIMIT.init(host=True)
 
 
 def test_a_timeout_ends_an_adder(monkeypatch):
@@ -270,7 +270,11 @@ def test_a_limit_is_saved_and_loaded(limit, tmp_path):
     replay._limiter.pace = limit.init(added=2**60 + 1, drawn=2**59 + 7, host=True)
     replay.save(tmp_path / "saved")
     again = fbuf.Replay.load(tmp_path / "saved")
-    assert again.limit == limit and again.pace == replay.pace and isinstance(again.pace.surplus, int)
+    assert (
+        again.limit == limit
+        and again._limiter.pace == replay._limiter.pace
+        and isinstance(again._limiter.pace.surplus, int)
+    )
 
 
 def test_a_new_limit_starts_with_no_debt(tmp_path):
@@ -279,11 +283,11 @@ def test_a_new_limit_starts_with_no_debt(tmp_path):
     replay.save(tmp_path / "saved")
     assert fbuf.Replay.load(tmp_path / "saved").limit is None
     again = fbuf.Replay.load(tmp_path / "saved", limit=LIMIT)
-    assert (again.pace.added, again.pace.drawn, again.pace.surplus) == (40, 60, 20)
+    assert (again._limiter.pace.added, again._limiter.pace.drawn, again._limiter.pace.surplus) == (40, 60, 20)
     again.extend(rows(40), timeout=0)
     again.sample(10, timeout=0)
     again.save(tmp_path / "saved")
-    assert fbuf.Replay.load(tmp_path / "saved", limit=LIMIT).pace == again.pace
+    assert fbuf.Replay.load(tmp_path / "saved", limit=LIMIT)._limiter.pace == again._limiter.pace
     with pytest.raises(ValueError, match=r"Replay\.load: the limit's min_size is 100, but capacity is 64"):
         fbuf.Replay.load(tmp_path / "saved", limit=limits.min_size(100))
 
@@ -295,7 +299,7 @@ def test_resumed_rows_start_with_no_debt(tmp_path):
     len(replay)
     del replay
     again = fbuf.Replay(buffer, EXAMPLE, resume=True, limit=LIMIT)
-    assert (again.pace.added, again.pace.drawn) == (40, 60)
+    assert (again._limiter.pace.added, again._limiter.pace.drawn) == (40, 60)
 
 
 def test_an_invalid_saved_limit_is_refused(tmp_path, monkeypatch):
