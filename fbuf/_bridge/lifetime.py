@@ -381,7 +381,9 @@ def _warn_failed(id: int) -> None:
     """Warn of a write that failed, of which no later call with the state told."""
     write = failed.pop(id, None)
     if write is not None:
-        warnings.warn(f"{write.told()} No call took the state since.", RuntimeWarning, stacklevel=2)
+        error = write.told()
+        text = error.strerror if isinstance(error, OSError) else str(error)  # without the number
+        warnings.warn(f"{text} No call took the state since.", RuntimeWarning, stacklevel=2)
 
 
 @atexit.register
