@@ -221,8 +221,7 @@ class BufferState:
     def leading(self) -> tuple[int, ...]:
         """The axes along which states are stacked; () for one state."""
         packed = not isinstance(self.header, Header)
-        shape: tuple[int, ...] = self.header.shape[:-1] if packed else self.header.token.shape
-        return shape
+        return self.header.shape[:-1] if packed else self.header.token.shape
 
     def open(self) -> BufferState:
         """Return the state with its header unpacked."""

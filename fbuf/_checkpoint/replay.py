@@ -74,8 +74,7 @@ def load(
         replay = ReplayMetadata(loaded, state, key, counters, note["strict"], note["unlimited"], limit, pace)
         return replay, value
 
-    made: tuple[ReplayMetadata, Any] = _load.load_newest(call, path, verify, progress, build)
-    return made
+    return _load.load_newest(call, path, verify, progress, build)
 
 
 _NUMBERS = ("samples_per_insert", "min_diff", "max_diff")

@@ -64,8 +64,7 @@ def summing_over(axis: str) -> Iterator[None]:
 def sum_of_shards(tree: C) -> C:
     """Return the sums of arrays over all shards of a sharded buffer; outside of one the arrays."""
     axis = _SUM.get()
-    summed: C = tree if axis is None else lax.psum(tree, axis)
-    return summed
+    return tree if axis is None else lax.psum(tree, axis)
 
 
 def vary(tree: C, axes: frozenset[str]) -> C:
@@ -79,8 +78,7 @@ def vary(tree: C, axes: frozenset[str]) -> C:
             return lax.pcast(jnp.asarray(leaf), missing, to="varying")
         return lax.pvary(jnp.asarray(leaf), missing)  # type: ignore[attr-defined]  # before jax 0.9
 
-    result: C = jax.tree.map(cast, tree) if axes else tree
-    return result
+    return jax.tree.map(cast, tree) if axes else tree
 
 
 def vary_like(tree: C, *others: Any) -> C:
@@ -95,14 +93,12 @@ def _casting(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def while_loop(condition: Callable[[C], jax.Array], body: Callable[[C], C], start: C) -> C:
     """`jax.lax.while_loop`."""
-    result: C = lax.while_loop(condition, _casting(body), vary(start, _AXES.get()))
-    return result
+    return lax.while_loop(condition, _casting(body), vary(start, _AXES.get()))
 
 
 def fori_loop(first: Any, end: Any, body: Callable[[jax.Array, C], C], start: C, unroll: bool = False) -> C:
     """`jax.lax.fori_loop`."""
-    result: C = lax.fori_loop(first, end, _casting(body), vary(start, _AXES.get()), unroll=unroll)
-    return result
+    return lax.fori_loop(first, end, _casting(body), vary(start, _AXES.get()), unroll=unroll)
 
 
 def number_up_to(ends: jax.Array, values: jax.Array) -> jax.Array:
@@ -135,8 +131,7 @@ def number_up_to(ends: jax.Array, values: jax.Array) -> jax.Array:
 
 def scan(body: Callable[[C, Any], tuple[C, Any]], start: C, items: Any) -> tuple[C, Any]:
     """`jax.lax.scan`."""
-    result: tuple[C, Any] = lax.scan(_casting(body), vary(start, _AXES.get()), items)
-    return result
+    return lax.scan(_casting(body), vary(start, _AXES.get()), items)
 
 
 def cond(predicate: jax.Array, if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any) -> Any:
@@ -153,8 +148,7 @@ def platform_dependent(
     """`jax.lax.platform_dependent` for a CPU, a GPU of any vendor, and anything else."""
     branches = {"cpu": cpu, "cuda": gpu, "rocm": gpu}
     casting = {name: _casting(branch) for name, branch in branches.items() if branch is not None}
-    result: T = lax.platform_dependent(*args, **casting, default=_casting(default))
-    return result
+    return lax.platform_dependent(*args, **casting, default=_casting(default))
 
 
 @jax.custom_batching.custom_vmap
@@ -217,8 +211,6 @@ def if_any(flags: jax.Array, compute: Callable[[], T], otherwise: T) -> T:
     """
 
     def by_branch() -> T:
-        made: T = cond(any_unbatched(flags), compute, lambda: otherwise)
-        return made
+        return cond(any_unbatched(flags), compute, lambda: otherwise)
 
-    made: T = platform_dependent(gpu=compute, default=by_branch)
-    return made
+    return platform_dependent(gpu=compute, default=by_branch)

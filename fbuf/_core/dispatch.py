@@ -58,8 +58,7 @@ def replaced(tree: S, changes: dict[int, Any]) -> S:
     leaves, structure = jax.tree.flatten(tree)
     for position, leaf in changes.items():
         leaves[position] = leaf
-    merged: S = jax.tree.unflatten(structure, leaves)
-    return merged
+    return jax.tree.unflatten(structure, leaves)
 
 
 def with_changes(before: S, changes: Changes) -> S:
@@ -157,8 +156,7 @@ def update_if(wanted: jax.Array, update: Callable[[jax.Array, S, T], tuple[S, T]
 
     def merged(leaves: list[jax.Array]) -> S:
         rest = iter(leaves)
-        new: S = structure.unflatten([next(rest) if c else leaf for c, leaf in zip(changed, before, strict=True)])
-        return new
+        return structure.unflatten([next(rest) if c else leaf for c, leaf in zip(changed, before, strict=True)])
 
     def once(carry: tuple[jax.Array, list[jax.Array], T]) -> tuple[jax.Array, list[jax.Array], T]:
         after, batch = update(carry[0], merged(carry[1]), carry[2])

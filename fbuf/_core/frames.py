@@ -59,8 +59,7 @@ def shrunk(images: np.ndarray, size: int) -> np.ndarray:
     high, wide = max(high // times, 1), max(wide // times, 1)
     cut = images[..., : high * times, : wide * times, :]
     tiles = cut.reshape(*images.shape[:-3], high, min(times, cut.shape[-3]), wide, min(times, cut.shape[-2]), channels)
-    shrunken: np.ndarray = tiles.mean(axis=(-4, -2))
-    return shrunken
+    return tiles.mean(axis=(-4, -2))
 
 
 def png(image: np.ndarray) -> bytes:

@@ -95,8 +95,7 @@ class _Ragged:
         """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         if self.ragged is None:
             raise AttributeError
-        opened: _Lazy = self.ragged.open(self.data)
-        return opened
+        return self.ragged.open(self.data)
 
 
 @state

@@ -230,8 +230,7 @@ def write_rows(array: Stored, slot: jax.Array, values: jax.Array, token: jax.Arr
         written = PackedLeaf(written, array.packing)
     else:
         written = _write_array(array, slot, values, token, inside)
-    result: Stored = written
-    return result
+    return written
 
 
 def _write_array(array: Any, slot: jax.Array, values: jax.Array, token: jax.Array, inside: bool) -> jax.Array:

@@ -130,10 +130,7 @@ def check_size(data: bytes | memoryview, *sizes: int) -> None:
 
 def decompressor(dictionary: Dictionary | None) -> Callable[[memoryview], bytes]:
     """Return a function that decompresses frames, for one thread and one call. It raises ZstdError."""
-    decompress: Callable[[memoryview], bytes] = zstandard.ZstdDecompressor(
-        dict_data=dictionary.data if dictionary else None
-    ).decompress
-    return decompress
+    return zstandard.ZstdDecompressor(dict_data=dictionary.data if dictionary else None).decompress
 
 
 def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1, expand: Expand | None = None) -> Unpack:

@@ -231,8 +231,7 @@ def opened(call: str, path: Path) -> Reader:
     """Open the arrays of a file, by its ending."""
     if path.suffix not in (".npz", *_export.H5):
         raise ValueError(f"{call}: {path} ends in {path.suffix!r}; expected .npz, .h5 or .hdf5.")
-    reader: Reader = _npz.Reader(path) if path.suffix == ".npz" else _hdf5.Reader(path, call)
-    return reader
+    return _npz.Reader(path) if path.suffix == ".npz" else _hdf5.Reader(path, call)
 
 
 def file_columns(

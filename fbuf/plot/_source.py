@@ -67,5 +67,4 @@ def _of_path(call: str, path: str, folder: str) -> tuple[Buffer, BufferState]:
     storage: Any = buffer.storage
     if isinstance(storage, Compressed | Memmap):
         buffer = dataclasses.replace(buffer, storage=dataclasses.replace(storage, path=None))  # leave its files alone
-    loaded: tuple[Buffer, BufferState] = load.load(path, buffer, verify="lazy")
-    return loaded
+    return load.load(path, buffer, verify="lazy")

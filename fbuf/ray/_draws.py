@@ -34,8 +34,7 @@ NONE = Facts(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def shares(facts: Sequence[Facts]) -> _Array:
     """Return float64[K], the share of each shard; by the numbers of anchors if nothing has mass, zeros if there are none."""
-    share: _Array = _by_mass(facts)[0]
-    return share
+    return _by_mass(facts)[0]
 
 
 def _by_mass(facts: Sequence[Facts]) -> Any:

@@ -58,8 +58,7 @@ def with_numbers(state: S, **values: Array) -> S:
     for name, value in values.items():
         here = lax.iota(np.int32, numbers.shape[-1]) == jnp.int32(vars(type(state))[name].place)
         numbers = jnp.where(here, value, numbers)
-    after: S = dataclasses.replace(any_state, numbers=numbers)
-    return after
+    return dataclasses.replace(any_state, numbers=numbers)
 
 
 def with_larger(state: S, priority: Array) -> S:
@@ -67,8 +66,7 @@ def with_larger(state: S, priority: Array) -> S:
     any_state: Any = state
     numbers = any_state.numbers
     here = lax.iota(np.int32, numbers.shape[-1]) == jnp.int32(vars(type(state))["max_priority"].place)
-    larger: S = dataclasses.replace(any_state, numbers=jnp.where(here, jnp.maximum(numbers, priority), numbers))
-    return larger
+    return dataclasses.replace(any_state, numbers=jnp.where(here, jnp.maximum(numbers, priority), numbers))
 
 
 class PrioritySampler(LogSampler):

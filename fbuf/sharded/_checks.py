@@ -131,5 +131,4 @@ def check_order(call: str, sharded: Any) -> None:
 
 def buffer_here(sharded: Any) -> Buffer:
     """Return the buffer whose lanes the caller's arrays have: of the whole, or inside `jax.shard_map` of a shard."""
-    here: Buffer = sharded.shard if is_local(sharded.axis) else sharded.buffer
-    return here
+    return sharded.shard if is_local(sharded.axis) else sharded.buffer

@@ -38,8 +38,7 @@ def gather(sharded: Any, own: jax.Array) -> jax.Array:
     """Return float32[D, K] of the numbers float32[K] of every shard. One `psum`, whose result is the same on all."""
     shards = sharded.shards
     mine = lax.iota(np.int32, shards)[:, None] == lax.axis_index(sharded.axis)
-    every: jax.Array = lax.psum(jnp.where(mine, own[None, :], jnp.float32(0)), sharded.axis)
-    return every
+    return lax.psum(jnp.where(mine, own[None, :], jnp.float32(0)), sharded.axis)
 
 
 def whole(sharded: Any, own: BufferState, anchors: AnchorSet, drawn: Draw | None = None) -> Whole:
@@ -60,8 +59,7 @@ def whole(sharded: Any, own: BufferState, anchors: AnchorSet, drawn: Draw | None
 
 def normalize_of(sharded: Any) -> str | None:
     """Return what weights are divided by the largest of."""
-    normalize: str | None = sharded.shard.sampler.normalize
-    return normalize
+    return sharded.shard.sampler.normalize
 
 
 def of_whole(sharded: Any, own: BufferState, every: Whole, drawn: Draw, beta: jax.Array | None) -> Draw:

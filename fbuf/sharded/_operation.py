@@ -116,8 +116,7 @@ def of_each(method: Operation[Any, Any], *specs: Spec, out: Spec = same) -> Shar
 
     @functools.wraps(method.core)
     def core(sharded: Any, own: Any, *args: Any) -> tuple[Any, Any]:
-        result: tuple[Any, Any] = method.core(sharded.shard, own, *args)
-        return result
+        return method.core(sharded.shard, own, *args)
 
     return ShardedOperation(core, specs, out)
 

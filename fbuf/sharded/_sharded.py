@@ -136,8 +136,7 @@ class Sharded:
         if keeps_rows_on_host(self.buffer):
             return init_each(self, example)
         split = PartitionSpec(self.axis)
-        made: ShardedState = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=(), out_specs=split))()
-        return made
+        return jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=(), out_specs=split))()
 
     # ----------------------------------------------------------------------------------------------- writing
 

@@ -81,5 +81,4 @@ def join(sharded: Any, states: Mapping[int, BufferState]) -> ShardedState:
         shape = (sharded.shards * parts[0].shape[0], *parts[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, place, list(parts))
 
-    joined: ShardedState = jax.tree.map(whole, *blocks)
-    return joined
+    return jax.tree.map(whole, *blocks)

@@ -35,8 +35,7 @@ class ShardedState:
         """Return the state of one shard, of which this is the block."""
         leaves = zip(jax.tree.leaves(self.shards), self.layout.scalars, strict=True)
         structure: Any = jax.tree.structure(self.shards)
-        own: BufferState = structure.unflatten([leaf[0] if scalar else leaf for leaf, scalar in leaves])
-        return own
+        return structure.unflatten([leaf[0] if scalar else leaf for leaf, scalar in leaves])
 
     def _shown(self) -> Any:
         """Return what `text_table` prints: the joined state, whose header has one row a shard; None if it is elsewhere."""

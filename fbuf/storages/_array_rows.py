@@ -78,8 +78,7 @@ def unpack_rows(leaf: PackedLeaf) -> jax.Array:
 def as_device_array(array: Any, dtype: Any) -> jax.Array:
     """Return an array given to `from_arrays`: a copy, unless it is `OwnedArray`."""
     if isinstance(array, OwnedArray) and array.dtype == dtype and not isinstance(array.array, PackedLeaf):
-        own: jax.Array = array.array
-        return own
+        return array.array
     return jnp.array(array.array if isinstance(array, OwnedArray) else array, dtype)
 
 

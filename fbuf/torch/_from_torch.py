@@ -144,5 +144,4 @@ def _copy(x: Any, device: Any) -> jax.Array:
         # NaN in copied data must not trip these switches.
         with jax.debug_nans(False), jax.debug_infs(False):
             return jnp.array(array, copy=True)
-    moved: jax.Array = jax.device_put(array, device, may_alias=False)
-    return moved
+    return jax.device_put(array, device, may_alias=False)

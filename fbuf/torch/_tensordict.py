@@ -247,8 +247,7 @@ def from_tensordict(
         if lead > 2:
             value = value.flatten(1, lead - 1)
         out[here] = _narrow(torch, call, name, value)
-    rows: PyTree = from_torch(nested(out), device=device)
-    return rows
+    return from_torch(nested(out), device=device)
 
 
 def _choose(

@@ -437,5 +437,4 @@ def can_sample(mixture: MixtureConfig, states: Any) -> tuple[Any, Array]:
 
 def buffer_of(member: Any) -> Buffer:
     """Return a buffer, or that of a `Sharded`."""
-    buffer: Buffer = getattr(member, "buffer", member)
-    return buffer
+    return getattr(member, "buffer", member)

@@ -232,8 +232,7 @@ class Mixture(MixtureConfig):
         index = self._checked_index(call, states, index, (1,))
         for _, buffer in self.members:
             _buffer_checks.check_windows(call, draw.buffer_of(buffer).view)
-        found: Index = self._run(draw.window_index, states, index)[1]
-        return found
+        return self._run(draw.window_index, states, index)[1]
 
     def route(self, index: Index, name: str) -> Index:
         """Return the rows of one buffer as its index, other rows masked, for methods of that buffer.
@@ -264,8 +263,7 @@ class Mixture(MixtureConfig):
           False
         """
         self._check("Mixture.can_sample", "can_sample(states)", states)
-        found: jax.Array = self._run(draw.can_sample, states)[1]
-        return found
+        return self._run(draw.can_sample, states)[1]
 
     def _check_state(self, states: States) -> None:
         """Raise ValueError if other buffers made the states; every operation does when it is traced."""

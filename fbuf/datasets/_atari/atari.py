@@ -138,8 +138,7 @@ def atari_dqn(
     given |= {"prefetch": prefetch, "batch_size": batch_size}
     _open.check(path, schema=schema(codec), **given)
     ask = plan.Request(_CALL, id, path, source, numbers, download, workers, progress, codec, on_corrupt, partial)
-    made: tuple[Buffer, BufferState] = get(ask, lambda: _open.open(path, verify=verify, **given))
-    return made
+    return get(ask, lambda: _open.open(path, verify=verify, **given))
 
 
 RUNS = 5
