@@ -134,11 +134,11 @@ class Limit:
         """
         (_, high), call = self._bounds, "Limit.can_add"
         more = _count(call, "rows", pace, rows)
-        held = _sum(_held(call, pace, size), more)
+        total = _sum(_rows_in(call, pace, size), more)
         if high is None:
             return True if isinstance(more, int) else jnp.ones((), bool)
         surplus = _sum(pace.surplus, _scaled(more, self._ratio.numerator))
-        return _at_most(surplus, high) | _at_most(held, self.min_size)
+        return _at_most(surplus, high) | _at_most(total, self.min_size)
 
     def can_sample(self, pace: LimitState, draws: Any = 1, *, size: Any = None) -> Any:
         """Return bool[]: whether `draws` rows may be drawn now.
@@ -150,7 +150,7 @@ class Limit:
         """
         (low, _), call = self._bounds, "Limit.can_sample"
         more = _count(call, "draws", pace, draws)
-        enough = _at_most(self.min_size, _held(call, pace, size))
+        enough = _at_most(self.min_size, _rows_in(call, pace, size))
         if low is None:
             return enough
         return enough & _at_most(low, _sum(pace.surplus, _scaled(more, -self._ratio.denominator)))
@@ -354,7 +354,7 @@ def _count(call: str, name: str, pace: Any, count: Any) -> Any:
     return int(count)
 
 
-def _held(call: str, pace: LimitState, size: Any) -> Any:
+def _rows_in(call: str, pace: LimitState, size: Any) -> Any:
     """Return the rows held; 2^62 stands for larger numbers."""
     if size is not None:
         return _count(call, "size", pace, size)

@@ -58,11 +58,11 @@ def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 
             f"jax.jit(step, donate_argnums={numbers if numbers[1:] else numbers[0]})."
         )
     analysis: Any = lowered.compile().memory_analysis()
-    given = tree_bytes([info for info in infos if not info.donated])
+    copied = tree_bytes([info for info in infos if not info.donated])
     made = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
     reused, read = int(analysis.alias_size_in_bytes), 0 if traced is None else _bytes_read(traced.jaxpr.jaxpr)
-    bound = 3 * (given + max(made, read)) + 64 * 1024
-    return Memory(int(analysis.temp_size_in_bytes), given, made, read, reused, bound)
+    bound = 3 * (copied + max(made, read)) + 64 * 1024
+    return Memory(int(analysis.temp_size_in_bytes), copied, made, read, reused, bound)
 
 
 def _bytes_read(jaxpr: Any) -> int:

@@ -67,9 +67,9 @@ def draw(tree: Array, key: Array, batch_size: int, capacity: int, wanted: Array 
         offset, wait = item
         start = node * jnp.int32(FAN_OUT)
         mass = jax.vmap(lambda at: lax.dynamic_slice(tree, (at,), (FAN_OUT,)))(start + offset)
-        own = time_of(wait, mass)
-        soonest = jnp.min(own, axis=1, keepdims=True)
-        late = own - jnp.where(jnp.isfinite(soonest), soonest, jnp.float32(0))
+        duration = time_of(wait, mass)
+        soonest = jnp.min(duration, axis=1, keepdims=True)
+        late = duration - jnp.where(jnp.isfinite(soonest), soonest, jnp.float32(0))
         child = start[:, None] + lax.iota(np.int32, FAN_OUT)[None, :]
         return _earliest(child.reshape(-1), (time[:, None] + late).reshape(-1), beam), None
 

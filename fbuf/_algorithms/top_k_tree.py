@@ -93,7 +93,7 @@ def init(capacity: int, words: int) -> Array:
     return jnp.full((layout(capacity)[1][-1], words + 3), NONE, jnp.uint32)
 
 
-def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, held: Array) -> tuple[Array, Array]:
+def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, count: Array) -> tuple[Array, Array]:
     """Insert rows: into the next empty slot, or in place of the lowest row if they are higher.
 
     Args:
@@ -102,7 +102,7 @@ def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, 
       rank: uint32[N, words], from `encode`.
       arrival: uint32[N] twice, increasing.
       keep: bool[N]; the other rows are skipped.
-      held: int32[], rows in the tree, in slots 0 to `held` - 1.
+      count: int32[], rows in the tree, in slots 0 to `count` - 1.
     Returns:
       The tree, and the slot of each row, int32[N]; C for rows that are not kept. Rows evicted within the call share their slot
       with a later row.
@@ -110,7 +110,7 @@ def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, 
     """
     rows = jnp.concatenate([rank, ~arrival.high[:, None], ~arrival.low[:, None]], axis=-1)
     one_by_one, at_once = (functools.partial(f, capacity=capacity) for f in (_insert_one_by_one, _insert_at_once))
-    return control_flow.platform_dependent(tree, rows, keep, held, cpu=one_by_one, default=at_once)
+    return control_flow.platform_dependent(tree, rows, keep, count, cpu=one_by_one, default=at_once)
 
 
 def _less(a: Sequence[Array], b: Sequence[Array]) -> Array:
@@ -136,8 +136,8 @@ def _words(row: Array) -> list[Array]:
     return [row[..., w] for w in range(row.shape[-1])]
 
 
-def _insert_one_by_one(tree: Array, rows: Array, keep: Array, held: Array, *, capacity: int) -> tuple[Array, Array]:
-    return _sequential_insert(capacity)(tree, rows, keep, held)
+def _insert_one_by_one(tree: Array, rows: Array, keep: Array, count: Array, *, capacity: int) -> tuple[Array, Array]:
+    return _sequential_insert(capacity)(tree, rows, keep, count)
 
 
 @functools.lru_cache(maxsize=256)
@@ -145,19 +145,22 @@ def _sequential_insert(capacity: int) -> Any:
     """Return the sequential insert; under `vmap` it processes the trees one after another, which keeps one kernel."""
 
     @jax.custom_batching.custom_vmap
-    def insert(tree: Array, rows: Array, keep: Array, held: Array) -> tuple[Array, Array]:
-        tree, slot = _put_all(tree[None], rows[None], keep[None], held[None], capacity)
+    def insert(tree: Array, rows: Array, keep: Array, count: Array) -> tuple[Array, Array]:
+        tree, slot = _put_all(tree[None], rows[None], keep[None], count[None], capacity)
         return tree[0], slot[0]
 
     @insert.def_vmap
-    def insert_each(size: int, batched: Sequence[bool], *given: Array) -> Any:
-        each = [x if there else jnp.broadcast_to(x, (size, *x.shape)) for x, there in zip(given, batched, strict=True)]
+    def insert_each(size: int, batched: Sequence[bool], *args: Array) -> Any:
+        each = [
+            x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+            for x, is_batched in zip(args, batched, strict=True)
+        ]
         return _put_all(each[0], each[1], each[2], each[3], capacity), (True, True)
 
     return insert
 
 
-def _put_all(trees: Array, rows: Array, keep: Array, held: Array, capacity: int) -> tuple[Array, Array]:
+def _put_all(trees: Array, rows: Array, keep: Array, count: Array, capacity: int) -> tuple[Array, Array]:
     """Insert into each of M trees [M, nodes, W], row by row."""
     counts, offsets = layout(capacity)
     (members, number), width, words = keep.shape, trees.shape[2], rows.shape[2] - 2
@@ -166,17 +169,17 @@ def _put_all(trees: Array, rows: Array, keep: Array, held: Array, capacity: int)
     if number == 1:  # XLA copies the tree in a loop over one row
         rows, keep = jnp.concatenate([rows, rows], axis=1), jnp.pad(keep, ((0, 0), (0, 1)))
     # The roots are read before the loop writes them.
-    _, roots = order_after_reads(jnp.min(held), trees[:, offsets[-1] - FAN_OUT])
+    _, roots = order_after_reads(jnp.min(count), trees[:, offsets[-1] - FAN_OUT])
     tree, level_at = trees.reshape(-1, width), jnp.asarray(offsets, jnp.int32)
 
-    def put(carry: tuple[Array, ...], given: tuple[Array, ...]) -> Any:
+    def put(carry: tuple[Array, ...], inputs: tuple[Array, ...]) -> Any:
         tree, low, full = carry
-        row, keep, at = given
+        row, keep, at = inputs
         base = jnp.int32(0)
         if members > 1:
             member = at // jnp.int32(rows.shape[1])
             first, base = at % jnp.int32(rows.shape[1]) == jnp.int32(0), member * jnp.int32(offsets[-1])
-            low, full = jnp.where(first, roots[member], low), jnp.where(first, held[member], full)
+            low, full = jnp.where(first, roots[member], low), jnp.where(first, count[member], full)
         empty = full < jnp.int32(capacity)
         takes = keep & (empty | _less(_words(low[:words]), _words(row[:words])))
         slot = jnp.where(takes, jnp.where(empty, full, low[-1].astype(jnp.int32)), jnp.int32(0))
@@ -199,12 +202,12 @@ def _put_all(trees: Array, rows: Array, keep: Array, held: Array, capacity: int)
         full = full + (takes & empty).astype(jnp.int32)
         return (tree, low, full), jnp.where(takes, slot, jnp.int32(capacity))
 
-    given = (rows.reshape(-1, rows.shape[2]), keep.reshape(-1), lax.iota(jnp.int32, keep.size))
-    (tree, _, _), slot = control_flow.scan(put, (tree, roots[0], held[0]), given)
+    inputs = (rows.reshape(-1, rows.shape[2]), keep.reshape(-1), lax.iota(jnp.int32, keep.size))
+    (tree, _, _), slot = control_flow.scan(put, (tree, roots[0], count[0]), inputs)
     return tree.reshape(trees.shape), slot.reshape(keep.shape)[:, :number]
 
 
-def _insert_at_once(tree: Array, rows: Array, keep: Array, held: Array, *, capacity: int) -> tuple[Array, Array]:
+def _insert_at_once(tree: Array, rows: Array, keep: Array, count: Array, *, capacity: int) -> tuple[Array, Array]:
     counts, offsets = layout(capacity)
     number, words = rows.shape[0], rows.shape[1] - 2
     # Sort skipped rows last, others by descending rank; ties keep the order of arrival.
@@ -214,11 +217,11 @@ def _insert_at_once(tree: Array, rows: Array, keep: Array, held: Array, *, capac
     rows, wanted = rows[order], jnp.sum(keep, dtype=jnp.int32)
     most = min(number, capacity)
     rows, place = rows[:most], lax.iota(jnp.int32, most)
-    room = jnp.int32(capacity) - held
+    room = jnp.int32(capacity) - count
     low = lowest(tree, capacity, most)[jnp.maximum(place - room, jnp.int32(0))]
     empty = place < room
     takes = (place < wanted) & (empty | _less(_words(low[:, :words]), _words(rows[:, :words])))
-    slot = jnp.where(takes, jnp.where(empty, held + place, low[:, -1].astype(jnp.int32)), jnp.int32(0))
+    slot = jnp.where(takes, jnp.where(empty, count + place, low[:, -1].astype(jnp.int32)), jnp.int32(0))
     leaf = jnp.concatenate([rows, slot.astype(jnp.uint32)[:, None]], axis=-1)
     where = jnp.where(takes, slot, jnp.int32(offsets[-1]) + place)
     tree = tree.at[where].set(leaf, mode="drop", unique_indices=True)

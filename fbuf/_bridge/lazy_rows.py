@@ -119,9 +119,9 @@ class Lazy:
         Raises:
           RuntimeError: some have expired (unless `on_expired="mask"`).
         """
-        there = self._store.there(self._ticket)
-        self._raise_if_expired(there)
-        return there
+        present = self._store.present(self._ticket)
+        self._raise_if_expired(present)
+        return present
 
     @property
     def missing(self) -> dict[str, list[Any]]:
@@ -129,9 +129,9 @@ class Lazy:
 
         Leaves that no row lacks are left out.
         """
-        there, found = self.present, {}
+        present, found = self.present, {}
         for i, name in enumerate(self.names):
-            lacking = there & ~self._store.has(i, self._ticket)
+            lacking = present & ~self._store.has(i, self._ticket)
             if lacking.any():
                 found[name] = self._places(lacking)
         return found
@@ -140,8 +140,8 @@ class Lazy:
         places = np.argwhere(where).tolist()
         return [p[0] if len(p) == 1 else tuple(p) for p in places]
 
-    def _raise_if_expired(self, there: Any) -> None:
-        gone = (self._ticket != 0) & ~there
+    def _raise_if_expired(self, present: Any) -> None:
+        gone = (self._ticket != 0) & ~present
         if self._strict and gone.any():
             raise RuntimeError(
                 f"lazy: {int(gone.sum())} of {gone.size} rows have expired ({_some(self._places(gone))}): the store has "
@@ -170,9 +170,9 @@ class Lazy:
         if name not in self.names:
             hint = "It is an array: batch.data has it. " if name in self._dense else ""
             raise KeyError(f"lazy: no ragged leaf '{name}' (there are: {', '.join(self.names) or 'none'}). {hint}")
-        found, there = self._store.values(self._store.index(name), self._ticket)
-        self._raise_if_expired(there.reshape(self.shape))
-        lacking = [i for i, value in enumerate(found) if value is MISSING and there[i]]
+        found, present = self._store.values(self._store.index(name), self._ticket)
+        self._raise_if_expired(present.reshape(self.shape))
+        lacking = [i for i, value in enumerate(found) if value is MISSING and present[i]]
         if lacking and default is _RAISE:
             mask = np.zeros(len(found), bool)
             mask[lacking] = True
@@ -183,7 +183,7 @@ class Lazy:
             )
         for i, value in enumerate(found):
             if value is MISSING:
-                found[i] = default if there[i] else None
+                found[i] = default if present[i] else None
         return found
 
     def stack(self, name: str | tuple[str, ...], axis: int = 0) -> Any:
@@ -264,7 +264,7 @@ class Lazy:
         no row.
         """
         found = {name: self._values(name, MISSING) for name in self.names}
-        there = self.present.reshape(-1)
+        present = self.present.reshape(-1)
         dense = {} if self._data is None else named_leaves(self._data)
         if tuple(dense) == self._dense:
             padded = [leaf.name for leaf in self._store.leaves if leaf.maximum is not None]
@@ -274,9 +274,9 @@ class Lazy:
                 array = np.asarray(_array(dense[name]))
                 found[name] = list(array.reshape(*lead, *array.shape[len(self.shape) :]))
         out: list[Any] = []
-        for i in range(len(there)):
+        for i in range(len(present)):
             row = nested({name: of_leaf[i] for name, of_leaf in found.items() if of_leaf[i] is not MISSING})
-            out.append(row if there[i] else None)
+            out.append(row if present[i] else None)
         return _in_lists(iter(out), self.shape)
 
     def __contains__(self, name: object) -> bool:

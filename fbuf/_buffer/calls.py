@@ -70,15 +70,15 @@ def sample(
     """Return what `sample` does, with 64-bit leaves as pairs (`fbuf._core.pytree`)."""
     call = "Buffer.sample"
     checks.check_state(call, buffer, state)
-    size, given = checks.check_draw(call, "sample(state, key, batch_size)", buffer, key, batch_size, options)
+    size, checked = checks.check_draw(call, "sample(state, key, batch_size)", buffer, key, batch_size, options)
     if not buffer.prefetch:
-        return read.sample(buffer, state, key, given, static=(size,))
+        return read.sample(buffer, state, key, checked, static=(size,))
     if size != buffer.batch_size:
         raise ValueError(
             f"{call}: batch_size is {size}, but the state holds a batch of {buffer.batch_size} drawn ahead. Leave it out, or "
             f"write dataclasses.replace(buffer, batch_size={size}) and buffer.convert(other, state)."
         )
-    return prefetch.sample(buffer, state, key, given)
+    return prefetch.sample(buffer, state, key, checked)
 
 
 def peek(
@@ -87,8 +87,8 @@ def peek(
     """Return the batch of `peek`, and a state whose counters include its masked rows."""
     call = "Buffer.peek"
     checks.check_state(call, buffer, state)
-    size, given = checks.check_draw(call, "peek(state, key, batch_size)", buffer, key, batch_size, options)
-    state, batch = read.sample(buffer, state, key, given, static=(size,))
+    size, checked = checks.check_draw(call, "peek(state, key, batch_size)", buffer, key, batch_size, options)
+    state, batch = read.sample(buffer, state, key, checked, static=(size,))
     return state, exact(call, buffer, state, batch)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer import prefetch
-from fbuf._buffer.state import BufferConfig, BufferState, empty_state, given_of
+from fbuf._buffer.state import BufferConfig, BufferState, empty_state, row_format_of
 from fbuf._core import arguments
 from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves, needs_x64
@@ -219,7 +219,7 @@ def check_made_by(call: str, buffer: BufferConfig, state: BufferState) -> None:
 def fits(buffer: BufferConfig, state: BufferState) -> bool:
     """Return whether the buffer, or an equal one, can have made the state."""
     spec, structure = buffer.storage.spec(state.rows)
-    row_format = given_of(state)
+    row_format = row_format_of(state)
     items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
     if (row_format is None) != (buffer.on_write is None):
         return False
@@ -238,7 +238,7 @@ def _expected_state(buffer: BufferConfig, items: tuple[Any, ...], structure: Any
     spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
     rows = buffer.storage.abstract(buffer.geometry, spec, structure)
     empty = prefetch.empty_state if buffer.prefetch else empty_state
-    return _outline(jax.eval_shape(functools.partial(empty, buffer, given=row_format), rows))
+    return _outline(jax.eval_shape(functools.partial(empty, buffer, row_format=row_format), rows))
 
 
 def _is_usable(state: Any) -> bool:
@@ -301,10 +301,12 @@ def refuse_stacked(call: str, owner: type, state: BufferState) -> None:
     name = call.rpartition(".")[2]
     fix = "one of them, jax.tree.map(lambda x: x[0], state)"
     if name not in _EAGER and hasattr(owner, name):
-        given = [p for p in inspect.signature(getattr(owner, name)).parameters.values() if p.name != "self"]
-        given = [p for p in given if p.name in _STATIC or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-        several = ", ".join(p.name for p in given if p.name not in _STATIC)
-        all_of_them = ", ".join("**" * (p.kind is p.VAR_KEYWORD) + p.name for p in given)
+        parameters = [p for p in inspect.signature(getattr(owner, name)).parameters.values() if p.name != "self"]
+        parameters = [
+            p for p in parameters if p.name in _STATIC or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        several = ", ".join(p.name for p in parameters if p.name not in _STATIC)
+        all_of_them = ", ".join("**" * (p.kind is p.VAR_KEYWORD) + p.name for p in parameters)
         method = f"{owner.__name__.lower()}.{name}"
         fix = f"jax.vmap({method})({several})"
         if several != all_of_them:
@@ -314,8 +316,8 @@ def refuse_stacked(call: str, owner: type, state: BufferState) -> None:
 
 def given_spec(buffer: BufferConfig, state: BufferState) -> tuple[Spec, Any]:
     """Return spec and structure of the rows that `add` and `extend` take."""
-    given = given_of(state)
-    return buffer.storage.spec(state.rows) if given is None else (given.spec, given.structure)
+    row_format = row_format_of(state)
+    return buffer.storage.spec(state.rows) if row_format is None else (row_format.spec, row_format.structure)
 
 
 def check_rows(
@@ -348,21 +350,23 @@ def check_update(
     """Return index, leaves `[B, ...]` or `[B, T, ...]`, and mask of `update_rows`."""
     check_state(call, buffer, state)
     spec = buffer.storage.spec(state.rows)[0]
-    index, given = check_index(call, index, (1, 2)), named_leaves(fields)
+    index, changed = check_index(call, index, (1, 2)), named_leaves(fields)
     if buffer.storage.ragged:
-        spec = buffer.storage.changeable(call, state.rows, list(given))
-    unknown = [n for n in given if n not in spec]
-    if unknown or not given:
+        spec = buffer.storage.changeable(call, state.rows, list(changed))
+    unknown = [n for n in changed if n not in spec]
+    if unknown or not changed:
         what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
         raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec), 'x')}': x}}.")
     ends = *buffer.ends, buffer.view.rule.episode
     for name in (*ends, buffer.sampler.stamp):
-        if name in given:
+        if name in changed:
             what = "ends episodes" if name in ends else f"is read by {buffer.sampler!r}"
             raise ValueError(f"{call}: leaf '{name}' {what}, and cannot change afterwards. Leave it out.")
-    part = {n: spec[n] for n in given}
+    part = {n: spec[n] for n in changed}
     shape = index.slot.shape
-    leaves = arguments.check_rows(call, given, part, jax.tree.structure(given), shape, ", ".join("BT"[: len(shape)]))
+    leaves = arguments.check_rows(
+        call, changed, part, jax.tree.structure(changed), shape, ", ".join("BT"[: len(shape)])
+    )
     return index, leaves, None if mask is None else arguments.check_array(call, "mask", mask, shape, "b")
 
 

@@ -44,19 +44,19 @@ def index_rows(
         anchors, sampler, token = carry
         start = number.astype(jnp.int32) * jnp.int32(block)
         slot = start + jnp.arange(block, dtype=jnp.int32)[:, None]
-        there = slot < jnp.int32(geometry.capacity)
+        inside = slot < jnp.int32(geometry.capacity)
         values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
         leaves = dict(zip(names, values, strict=True))
         stamp = _state.stamp_of(other, leaves, slot.shape)
         if anchors is None:
-            change = _anchors.dense(slot, there, None, stamp)
+            change = _anchors.dense(slot, inside, None, stamp)
         else:
             new, ids = _state.ending(other, leaves, slot.shape), _state.ids_of(other, leaves, anchors.newest_id)
             before = Ring(cursor=start[None], size=start[None], lap=jnp.ones((1,), jnp.uint32))
             count = jnp.minimum(jnp.int32(geometry.capacity) - start, jnp.int32(block))[None]
             rows = _anchors.NewRows(new, stamp=stamp, ids=ids, number=count)
             anchors, change, token = _anchors.extend(anchors, other.view, geometry, before, rows, token)
-        change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, there))
+        change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, inside))
         return anchors, other.sampler.change(sampler, change, geometry, token), token
 
     blocks = -(-geometry.capacity // block)

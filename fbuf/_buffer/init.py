@@ -16,7 +16,7 @@ from fbuf._buffer import checks, convert, prefetch, read, transforms
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, open_host_state
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
-from fbuf._core.row_format import RowFormat, given
+from fbuf._core.row_format import RowFormat, format_of
 from fbuf._indexing.anchors import CUT
 from fbuf._interfaces.writer import Streaming
 
@@ -47,7 +47,7 @@ def stored_example(call: str, buffer: BufferConfig, example: PyTree) -> tuple[Py
     spec = spec_of(example, buffer.storage.exact)
     arguments.check_spec(call, spec)
     checks.check_64_bits(call, buffer, spec)
-    was = given(example)
+    was = format_of(example)
     return buffer.on_write.opened(was.example)[1], was
 
 
@@ -98,8 +98,8 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
     if not isinstance(writer, Streaming):
         raise TypeError(f"{call}: {writer!r} chooses slots, which files lack. Use writers.Ring(), or fbuf.save.")
     arguments.check_choice(call, "verify", verify, ("full", "lazy"))
-    rows, count, held, cuts = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
-    ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))
+    rows, count, sizes, cuts = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
+    ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(sizes, jnp.int32))
     state = prefetch.empty_state(buffer, rows, row_format).replace(ring=ring)
     if state.anchors is not None:  # `convert` keeps cuts
         flags = jnp.where(cuts, jnp.uint8(CUT), jnp.uint8(0))

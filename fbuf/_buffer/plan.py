@@ -132,12 +132,12 @@ def plan(
     geometry, storage = buffer.geometry, buffer.storage
     trial = None if rows is None else _stored_rows(buffer, rows, taken, form, was)
     host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
-    if own := buffer.sampler.plan_host(geometry):
-        host, host_from, host_raw = host + own, "exact" if host_from == "none" else host_from, host_raw + own
+    if on_host := buffer.sampler.plan_host(geometry):
+        host, host_from, host_raw = host + on_host, "exact" if host_from == "none" else host_from, host_raw + on_host
     table = storage.forecast(geometry, spec, trial)
 
     abstract = storage.abstract(geometry, spec, structure)
-    state = jax.eval_shape(partial(prefetch.empty_state, buffer, given=was), abstract)
+    state = jax.eval_shape(partial(prefetch.empty_state, buffer, row_format=was), abstract)
     ahead = prefetch.held_bytes(buffer, state)
     disk = storage.plan_disk(geometry, spec, trial, ratio)
     batch_size = batch_size or buffer.batch_size or 32
@@ -167,10 +167,10 @@ def _stored_rows(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return sample rows as they are stored, leaves [N, E, ...]."""
     axes: tuple[int | None, ...] = (None,) if buffer.lanes is None else (None, buffer.lanes)
-    given = arguments.check_rows("Buffer.plan", rows, taken, form, axes, "N" if len(axes) == 1 else "N, E")
-    given = exact("Buffer.plan", taken, given)
-    full = (next(iter(given.values())).shape[0], buffer.geometry.lanes)
-    return transforms.trial(buffer, {n: x.reshape(full + taken[n].shape) for n, x in given.items()}, was, full)
+    checked = arguments.check_rows("Buffer.plan", rows, taken, form, axes, "N" if len(axes) == 1 else "N, E")
+    checked = exact("Buffer.plan", taken, checked)
+    full = (next(iter(checked.values())).shape[0], buffer.geometry.lanes)
+    return transforms.trial(buffer, {n: x.reshape(full + taken[n].shape) for n, x in checked.items()}, was, full)
 
 
 def peak(method: Any, args: tuple[Any, ...], donate: tuple[int, ...]) -> int:

@@ -32,9 +32,9 @@ T = TypeVar("T")
 _IMMEDIATE_FOLD = 1  # folded into the key of an immediate draw
 
 
-def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
+def empty_state(buffer: BufferConfig, rows: Any, row_format: RowFormat | None = None) -> BufferState:
     """Return the state of an empty buffer over `rows` of the storage; its prefetched batch, if any, is empty."""
-    state = _state.empty_state(buffer, rows, given)
+    state = _state.empty_state(buffer, rows, row_format)
     return dataclasses.replace(state, ahead=empty_prefetch(buffer, state))
 
 
@@ -61,18 +61,18 @@ def _prefetch_batch(
     """Draw a batch; return sampler, token and batch. Start its read now if it is drawn `ahead`."""
     assert buffer.batch_size is not None
     sampler, draw, window = _read.draw(buffer, state, key, options, buffer.batch_size)
-    held = jax.named_scope("read")(buffer.storage.prepare_read)(state.rows, window.reads)
+    pending = jax.named_scope("read")(buffer.storage.prepare_read)(state.rows, window.reads)
     if ahead:
-        held = jax.named_scope("request")(buffer.storage.start_read)(state.rows, held)
+        pending = jax.named_scope("request")(buffer.storage.start_read)(state.rows, pending)
     index = index_of(buffer, state, draw.slot)
     # Ordered too: the same leaf must not be in the state twice.
     reading = None if buffer.on_read is None else transforms.reading(buffer, state, key)
-    token, (held, draw, context, index, reading) = order_after_reads(
-        state.token, (held, draw, window.context, index, reading)
+    token, (pending, draw, context, index, reading) = order_after_reads(
+        state.token, (pending, draw, window.context, index, reading)
     )
     names = ReadNames(tuple(read.name for read in window.reads))
     batch = Sample(None, index, draw.probability, draw.weight, draw.mask, last=draw.last)
-    return sampler, token, Ahead(batch, names, context, held, stale, reading)
+    return sampler, token, Ahead(batch, names, context, pending, stale, reading)
 
 
 @operation
@@ -100,10 +100,10 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: Array, options: di
     """Return a state with a prefetched batch: draw one if there is none."""
     own_key = fresh_key(key)
 
-    def draw(wanted: Array, own: tuple[Any, Array], ahead: Ahead) -> tuple[tuple[Any, Array], Ahead]:
-        now = state.replace(sampler=own[0], token=own[1])
+    def draw(wanted: Array, parts: tuple[Any, Array], ahead: Ahead) -> tuple[tuple[Any, Array], Ahead]:
+        now = state.replace(sampler=parts[0], token=parts[1])
         sampler, token, drawn = _prefetch_batch(buffer, now, own_key(), options, ahead.stale, ahead=False)
-        sampler = jax.tree.map(lambda new, old: old if new is old else _where(wanted, new, old), sampler, own[0])
+        sampler = jax.tree.map(lambda new, old: old if new is old else _where(wanted, new, old), sampler, parts[0])
         return (sampler, token), _where(wanted, drawn, ahead)
 
     assert state.ahead is not None

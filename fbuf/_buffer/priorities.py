@@ -73,12 +73,12 @@ def update_priority(
 def read_priorities(buffer: BufferConfig, state: BufferState, index: Index | None) -> tuple[BufferState, Array]:
     """Return |p| of rows, NaN where they are no anchors; None: of all rows, in the order and shape of `rows`."""
     if index is None:
-        slot, held = _state.arrival_order(buffer, state)
-        slot, held = (slot[:, 0], held[:, 0]) if buffer.lanes is None else (slot, held)
+        slot, exists = _state.arrival_order(buffer, state)
+        slot, exists = (slot[:, 0], exists[:, 0]) if buffer.lanes is None else (slot, exists)
     else:
-        slot, held = index.slot, _state.classify_indices(buffer, state, index)[3]
-    priority = buffer.sampler.priority(state.sampler, jnp.where(held, slot, jnp.int32(0)))
+        slot, exists = index.slot, _state.classify_indices(buffer, state, index)[3]
+    priority = buffer.sampler.priority(state.sampler, jnp.where(exists, slot, jnp.int32(0)))
     if priority is None:
         raise TypeError(f"Buffer.priorities: {buffer.sampler!r} has no `priority`; see fbuf.parts.Sampler.")
-    known = _state.is_anchor(state, slot, held) & (priority >= jnp.float32(0))
+    known = _state.is_anchor(state, slot, exists) & (priority >= jnp.float32(0))
     return state, jnp.where(known, priority, jnp.float32(jnp.nan))

@@ -27,19 +27,19 @@ def draw(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[Any, Draw, Window]:
     """Draw anchors; return the sampler's state, the draw, and the reads for it."""
-    held = _state.anchor_set(buffer, state)
-    result = jax.named_scope("draw")(buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
+    anchors = _state.anchor_set(buffer, state)
+    result = jax.named_scope("draw")(buffer.sampler.draw)(state.sampler, key, batch_size, anchors, options, state.token)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Draw):
         raise TypeError(f"{type(buffer.sampler).__name__}.draw gave {type(result).__name__}; expected (state, Draw).")
     sampler, drawn = result
-    return sampler, drawn, window_of(buffer, state, key, drawn, held)
+    return sampler, drawn, window_of(buffer, state, key, drawn, anchors)
 
 
-def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: AnchorSet) -> Window:
+def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, anchors: AnchorSet) -> Window:
     """Return the reads for a draw with `key`."""
     spec, _ = buffer.storage.spec(state.rows)
     return jax.named_scope("window")(buffer.view.window)(
-        spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW)
+        spec, anchors, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW)
     )
 
 
@@ -108,8 +108,8 @@ def read_drawn(
 @operation
 def all_anchors(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[Index, jax.Array]]:
     """Return the index of every slot in order of arrival, [C], and which of them hold an anchor."""
-    slot, held = (x.reshape(-1) for x in _state.arrival_order(buffer, state))
-    return state, (_state.index_of(buffer, state, slot), _state.is_anchor(state, slot, held))
+    slot, exists = (x.reshape(-1) for x in _state.arrival_order(buffer, state))
+    return state, (_state.index_of(buffer, state, slot), _state.is_anchor(state, slot, exists))
 
 
 @operation
@@ -151,10 +151,10 @@ def get(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferS
 
 
 def _existing_rows(
-    buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.Array
+    buffer: BufferConfig, state: BufferState, slot: jax.Array, exists: jax.Array
 ) -> tuple[BufferState, Rows]:
-    """Return the rows in slots int32[A, E] where `held`."""
-    slot = jnp.where(held, slot, jnp.int32(buffer.capacity))
+    """Return the rows in slots int32[A, E] where `exists`."""
+    slot = jnp.where(exists, slot, jnp.int32(buffer.capacity))
     return rows_at.core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
 
 
@@ -171,7 +171,7 @@ def last(buffer: BufferConfig, state: BufferState, n: int) -> tuple[BufferState,
     if state.scatter is None:
         age = (state.ring.size - jnp.int32(n))[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
         return _existing_rows(buffer, state, slots.by_age(state.ring, buffer.geometry, age), age >= jnp.int32(0))
-    rank = scatter.held(state.ring) - jnp.int32(n * lanes) + jnp.arange(n * lanes, dtype=jnp.int32)
+    rank = scatter.size(state.ring) - jnp.int32(n * lanes) + jnp.arange(n * lanes, dtype=jnp.int32)
     slot = scatter.by_age(state.scatter).at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
     return _existing_rows(buffer, state, slot.reshape(n, lanes), rank.reshape(n, lanes) >= jnp.int32(0))
 

@@ -233,9 +233,9 @@ class BufferState:
 
     def replace(self, **fields: Any) -> BufferState:
         """Return the state with some fields replaced, those of its header included."""
-        own = {name: fields.pop(name) for name in Header._fields if name in fields}
-        if own:
-            header = self._opened._replace(**own)
+        header_fields = {name: fields.pop(name) for name in Header._fields if name in fields}
+        if header_fields:
+            header = self._opened._replace(**header_fields)
             fields["header"] = header if isinstance(self.header, Header) else header.pack()
         return dataclasses.replace(self, **fields)
 
@@ -284,7 +284,7 @@ def raise_failed(state: BufferState, storage: Any, result: Any = None) -> None:
             raise
 
 
-def given_of(state: BufferState) -> RowFormat | None:
+def row_format_of(state: BufferState) -> RowFormat | None:
     """Return the format of rows before `on_write`."""
     return None if state.transforms is None else state.transforms.given
 
@@ -294,8 +294,8 @@ def anchor_count(state: BufferState) -> Array:
     return state.ring.size if state.anchors is None else state.anchors.count
 
 
-def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
-    """Return the state of an empty buffer over `rows` of the storage; `given` is the format of rows before `on_write`."""
+def empty_state(buffer: BufferConfig, rows: Any, row_format: RowFormat | None = None) -> BufferState:
+    """Return the state of an empty buffer over `rows` of the storage; `row_format` is the format of rows before `on_write`."""
     geometry, writer, spec = buffer.geometry, buffer.writer, buffer.storage.spec(rows)[0]
     scatter = None
     if not writer.streams:
@@ -307,7 +307,7 @@ def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None)
         anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler, spec, buffer.counted),
         sampler=buffer.sampler.init(geometry, buffer.dense or buffer.counted),
         scatter=scatter,
-        transforms=_empty_transforms(buffer, spec, given),
+        transforms=_empty_transforms(buffer, spec, row_format),
     )
 
 
@@ -359,8 +359,8 @@ def arrival_order(buffer: BufferConfig, state: BufferState) -> tuple[Array, Arra
     lanes, length, _ = buffer.geometry
     if state.scatter is not None:
         rank = jnp.arange(buffer.capacity, dtype=jnp.int32)
-        slot, held = _scatter.by_age(state.scatter), rank < _scatter.held(state.ring)
-        return slot.reshape(length, lanes), held.reshape(length, lanes)
+        slot, exists = _scatter.by_age(state.scatter), rank < _scatter.size(state.ring)
+        return slot.reshape(length, lanes), exists.reshape(length, lanes)
     age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
     return slots.by_age(state.ring, buffer.geometry, age), age < state.ring.size[None, :]
 
@@ -425,12 +425,12 @@ def classify_indices(buffer: BufferConfig, state: BufferState, index: Index) -> 
     return token, masked, inside, fresh
 
 
-def is_anchor(state: BufferState, slot: Array, held: Array) -> Array:
-    """Return which of the slots are anchors; `held` are those of a row, in [0, C)."""
+def is_anchor(state: BufferState, slot: Array, exists: Array) -> Array:
+    """Return which of the slots are anchors; `exists` are those of a row, in [0, C)."""
     if state.anchors is None:
-        return held
-    at = jnp.where(held, slot, jnp.int32(0))
-    return held & _anchors.has(state.anchors.flags.at[at].get(mode="promise_in_bounds"), _anchors.ANCHOR)
+        return exists
+    at = jnp.where(exists, slot, jnp.int32(0))
+    return exists & _anchors.has(state.anchors.flags.at[at].get(mode="promise_in_bounds"), _anchors.ANCHOR)
 
 
 def flat_index(index: Index, mask: Array | None, capacity: int) -> Index:

@@ -61,14 +61,14 @@ def write(
     """Return rows `[N, E, ...]` as they are stored, by name, and the new memory of transforms; the state has one."""
     known = state.transforms
     assert known is not None
-    there = jnp.ones(shape, bool) if mask is None else mask
+    kept = jnp.ones(shape, bool) if mask is None else mask
     memory = known.write
     if buffer.on_write is not None:
         assert known.given is not None
         rows = known.given.structure.unflatten(leaves.values())
-        rows, memory = buffer.on_write.write(rows, Context(len(shape), 0, True, there, None, memory))
+        rows, memory = buffer.on_write.write(rows, Context(len(shape), 0, True, kept, None, memory))
         leaves = named_leaves(rows)
-    read = known.read if buffer.on_read is None else buffer.on_read.observe(known.read, leaves, there)
+    read = known.read if buffer.on_read is None else buffer.on_read.observe(known.read, leaves, kept)
     return leaves, Transforms(known.given, memory, read)
 
 
@@ -83,16 +83,16 @@ def reading(buffer: BufferConfig, state: BufferState, key: Array) -> Reading | N
 def read(buffer: BufferConfig, data: PyTree, mask: Array, by: Reading | None) -> PyTree:
     """Return a batch after `on_read`, which is not None, with zeros where `mask` bool[B] is False."""
     key = None if by is None or by.seed is None else jax.random.wrap_key_data(by.seed, impl="threefry2x32")
-    lead, there = 1, mask
+    lead, exists = 1, mask
     if buffer.view.rule.window:
         lead = 2
         rows = data.get("mask") if isinstance(data, dict) and buffer.view.adds else None
         shape = (mask.shape[0], buffer.view.rule.window)
         if rows is None or rows.shape != shape:
             rows = jnp.ones(shape, bool)
-        there = rows & mask[:, None]
+        exists = rows & mask[:, None]
     memory = {} if by is None else by.memory
-    out = buffer.on_read.apply(data, Context(lead, lead - 1 or None, False, there, key, memory))
+    out = buffer.on_read.apply(data, Context(lead, lead - 1 or None, False, exists, key, memory))
     before = {id(leaf) for leaf in jax.tree.leaves(data)}
     for name, leaf in named_leaves(out).items():
         if jnp.shape(leaf)[:1] != mask.shape:
@@ -137,10 +137,12 @@ def _observe(buffer: BufferConfig, state: BufferState, stages: Chain) -> tuple[B
         slot = number.astype(jnp.int32) * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32)
         inside = slot < jnp.int32(capacity)
         at = jnp.where(inside, slot, jnp.int32(0))
-        held = inside & (generation_of(buffer, state, at) != jnp.uint32(0))
-        arrays, ok = buffer.storage.read(state.rows, [Read(n, jnp.where(held, at, jnp.int32(capacity))) for n in names])
-        held = held if ok is None else held & ok
-        return stages.observe(memory, {n: a[:, None] for n, a in zip(names, arrays, strict=True)}, held[:, None])
+        exists = inside & (generation_of(buffer, state, at) != jnp.uint32(0))
+        arrays, ok = buffer.storage.read(
+            state.rows, [Read(n, jnp.where(exists, at, jnp.int32(capacity))) for n in names]
+        )
+        exists = exists if ok is None else exists & ok
+        return stages.observe(memory, {n: a[:, None] for n, a in zip(names, arrays, strict=True)}, exists[:, None])
 
     return state, control_flow.fori_loop(0, -(-capacity // block), more, stages.init(spec))
 
@@ -168,9 +170,9 @@ def fit_transforms(buffer: BufferConfig, state: BufferState, *, since: BufferCon
         read = kept | _observe(since or buffer, state, static=(new,))[1]
     else:
         read = kept | new.init(buffer.storage.spec(state.rows)[0])
-    given, write = (None, {}) if was is None else (was.given, was.write)
-    some = given is not None or bool(jax.tree.leaves(read))
-    return dataclasses.replace(state, transforms=Transforms(given, write, read) if some else None)
+    row_format, write = (None, {}) if was is None else (was.given, was.write)
+    some = row_format is not None or bool(jax.tree.leaves(read))
+    return dataclasses.replace(state, transforms=Transforms(row_format, write, read) if some else None)
 
 
 def new_stages(was: BufferConfig, buffer: BufferConfig) -> Chain:

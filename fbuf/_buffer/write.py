@@ -69,8 +69,8 @@ def extend(
     keep = None if mask is None and geometry.streams else slot < jnp.int32(geometry.capacity)
     if state.anchors is None:
         anchors, all_kept = None, jnp.ones(slot.shape, bool) if keep is None else keep
-        given = None if priority is None else priority[skipped:]
-        change = _anchors.dense(slot, all_kept, given, None if stamp is None else stamp[skipped:])
+        priorities = None if priority is None else priority[skipped:]
+        change = _anchors.dense(slot, all_kept, priorities, None if stamp is None else stamp[skipped:])
     else:
         anchors, change, token = _follow(buffer, state, state.anchors, leaves, priority, stamp, mask)
     change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, mask))
@@ -141,15 +141,15 @@ def _send(
     """
     geometry = buffer.geometry
     num = next(iter(leaves.values())).shape[0]
-    given = jnp.ones((num, geometry.lanes), bool) if mask is None else mask
+    kept = jnp.ones((num, geometry.lanes), bool) if mask is None else mask
     keep = None
     if mask is not None or num > geometry.length:
         writer: Any = buffer.writer
-        keep = writer.place(state.ring, geometry, num, given, 0).slot < jnp.int32(geometry.capacity)
+        keep = writer.place(state.ring, geometry, num, kept, 0).slot < jnp.int32(geometry.capacity)
     storage: Any = buffer.storage
     leaves, stored = storage.send(state.rows, leaves, keep, state.token)
     lost = ~stored if keep is None else keep & ~stored
-    return leaves, jnp.where(jnp.any(lost), stored, given), lost
+    return leaves, jnp.where(jnp.any(lost), stored, kept), lost
 
 
 def _admitted(

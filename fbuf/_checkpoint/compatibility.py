@@ -20,7 +20,7 @@ from fbuf._checkpoint import config_json, row_schema
 from fbuf._checkpoint.config_json import config_text
 from fbuf._core.component import from_config
 from fbuf._core.pytree import Spec, is_under, needs_x64, spec_of
-from fbuf._core.row_format import RowFormat, given
+from fbuf._core.row_format import RowFormat, format_of
 from fbuf._formats import checkpoint
 from fbuf.storages import Ragged
 
@@ -66,7 +66,7 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
     if not isinstance(buffer, Buffer):
         raise TypeError(f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. Write {call}(path, buffer).")
     target = _resized(call, buffer, None if resize is True else resize)
-    given = config_json.to_json(target)
+    wanted = config_json.to_json(target)
     if config["capacity"] != target.capacity and resize is None:
         raise checkpoint.SchemaError(
             f"{call}: capacity of {path} is {config['capacity']}; expected {target.capacity}, the buffer's. Write "
@@ -76,15 +76,15 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
         raise checkpoint.SchemaError(
             f"{call}: lanes of {path} is {config['lanes']}; expected {target.lanes}, the buffer's."
         )
-    _check_same(call, path, "writer", config, given, ())
-    _check_same(call, path, "sampler", config, given, _FLEXIBLE_SAMPLER.get(config["sampler"].get("type"), ()))
-    _check_same(call, path, "on_write", config, given, ())
+    _check_same(call, path, "writer", config, wanted, ())
+    _check_same(call, path, "sampler", config, wanted, _FLEXIBLE_SAMPLER.get(config["sampler"].get("type"), ()))
+    _check_same(call, path, "on_write", config, wanted, ())
     _check_rule(call, path, meta, target)
-    changed = _differences(config["storage"], given["storage"], _FLEXIBLE_STORAGE)
-    same_storage = not changed and _is_in_files(config) == _is_in_files(given)
+    changed = _differences(config["storage"], wanted["storage"], _FLEXIBLE_STORAGE)
+    same_storage = not changed and _is_in_files(config) == _is_in_files(wanted)
     storage = target.storage if same_storage else _saved_storage(call, path, config)
     same = not any(
-        config_json.differences(config[field], given[field]) for field in ("prefetch", "batch_size", "view", "on_read")
+        config_json.differences(config[field], wanted[field]) for field in ("prefetch", "batch_size", "view", "on_read")
     )
     keeps = same_storage and same and config["capacity"] == target.capacity
     ahead: dict[str, Any] = {} if keeps else {"prefetch": 0, "batch_size": None}
@@ -129,7 +129,7 @@ def rows_of(
     if reader.on_write is None:
         return *_rows_of(call, path, meta["rows"], reader, example), None
     spec, structure = _rows_of(call, path, meta["given"], reader, example)
-    was = given(structure.unflatten(spec.values()))
+    was = format_of(structure.unflatten(spec.values()))
     stored, _ = init.stored_example(call, reader, was.example)
     return *_rows_of(call, path, meta["rows"], reader, stored), was
 
@@ -170,9 +170,9 @@ def _rows_of(call: str, path: str, rows: Mapping[str, Any], reader: Buffer, exam
                 f"{call}: {path}: leaf '{name}' is {leaf.dtype}, but x64 is off. Enable jax_enable_x64."
             )
     if example is None:
-        own = row_schema.custom_node(encoded)
-        if own is not None:
-            raise checkpoint.SchemaError(f"{call}: rows of {path} contain a {own}. Write {call}(path, example=row).")
+        custom = row_schema.custom_node(encoded)
+        if custom is not None:
+            raise checkpoint.SchemaError(f"{call}: rows of {path} contain a {custom}. Write {call}(path, example=row).")
         return spec, row_schema.decode(encoded)
     arrays = reader.storage.describe(call, example)[0] if isinstance(reader.storage, Ragged) else example
     difference = row_schema.difference(row_schema.texts(spec), row_schema.texts(spec_of(arrays, exact)))
@@ -208,14 +208,14 @@ def _resized(call: str, buffer: Buffer, resize: Any) -> Buffer:
     return dataclasses.replace(buffer, capacity=int(resize))
 
 
-def _differences(saved: Any, given: Any, free: tuple[str, ...] | None) -> dict[str, tuple[Any, Any]]:
+def _differences(saved: Any, wanted: Any, free: tuple[str, ...] | None) -> dict[str, tuple[Any, Any]]:
     """Return the differences besides flexible settings (None: all settings of the same class are flexible)."""
-    differing = config_json.differences(saved, given)
+    differing = config_json.differences(saved, wanted)
     return {n: pair for n, pair in differing.items() if n == "" or (free is not None and n.split(".")[0] not in free)}
 
 
-def _check_same(call: str, path: str, field: str, config: Any, given: Any, free: tuple[str, ...] | None) -> None:
-    differing = _differences(config[field], given[field], free)
+def _check_same(call: str, path: str, field: str, config: Any, wanted: Any, free: tuple[str, ...] | None) -> None:
+    differing = _differences(config[field], wanted[field], free)
     if differing:
         lines = [
             f"  {field}{'.' if name else ''}{name}: found {config_text(saved)}, expected {config_text(new)}"

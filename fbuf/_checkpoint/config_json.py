@@ -72,17 +72,17 @@ def custom_part(config: Any) -> str | None:
     return next((found for found in map(custom_part, items) if found is not None), None)
 
 
-def differences(saved: Any, given: Any, where: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(saved: Any, wanted: Any, where: str = "") -> dict[str, tuple[Any, Any]]:
     """Return the differing settings by path: saved and given."""
-    if isinstance(saved, Mapping) and isinstance(given, Mapping):
-        kinds = [{k: v for k, v in c.items() if k in ("type", "own", "function")} for c in (saved, given)]
-        if kinds[0] == kinds[1] and saved.keys() == given.keys() and "tuple" not in saved:
+    if isinstance(saved, Mapping) and isinstance(wanted, Mapping):
+        kinds = [{k: v for k, v in c.items() if k in ("type", "own", "function")} for c in (saved, wanted)]
+        if kinds[0] == kinds[1] and saved.keys() == wanted.keys() and "tuple" not in saved:
             out: dict[str, tuple[Any, Any]] = {}
             for name in saved:
                 if name not in kinds[0]:
-                    out |= differences(saved[name], given[name], f"{where}.{name}" if where else name)
+                    out |= differences(saved[name], wanted[name], f"{where}.{name}" if where else name)
             return out
-    return {} if saved == given else {where: (saved, given)}
+    return {} if saved == wanted else {where: (saved, wanted)}
 
 
 def config_text(config: Any) -> str:

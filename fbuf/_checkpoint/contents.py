@@ -71,8 +71,8 @@ def _buffer(part: Any) -> Iterator[Line]:
         yield "rows", f"? of {capacity:,}: {str(error).splitlines()[0].partition(': ')[2]}"
     else:
         sizes = np.concatenate([np.asarray(state.ring.size) for _, state in states])
-        held = int(sizes.sum())
-        yield "rows", f"{held:,} of {capacity:,} ({100 * held / capacity:.0f} %)"
+        number = int(sizes.sum())
+        yield "rows", f"{number:,} of {capacity:,} ({100 * number / capacity:.0f} %)"
         if lanes is not None:
             apart = f"; {sizes.min():,} to {sizes.max():,} rows each" if sizes.min() != sizes.max() else ""
             yield "lanes", f"{lanes}{apart}"

@@ -28,8 +28,8 @@ def hash_device_blocks(array: jax.Array, rows: int, block: int) -> list[str]:
     """Return marks of the first `rows` of an array, `block` rows each; one jitted call a shape, whatever `rows`."""
     sums = np.asarray(_sums(array, block))
     number = -(-rows // block)
-    held = [min(block, rows - i * block) for i in range(number)]
-    return [f"m{n:x}-{bytes(each.astype('>u4')).hex()}" for n, each in zip(held, sums[:number], strict=True)]
+    lengths = [min(block, rows - i * block) for i in range(number)]
+    return [f"m{n:x}-{bytes(each.astype('>u4')).hex()}" for n, each in zip(lengths, sums[:number], strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -81,9 +81,9 @@ def unpack(call: str, path: str, saved: Any, meta: Any, example: Any) -> Any:
         raise checkpoint.SchemaError(f"{call}: {path} was saved without extra. Leave extra out.")
     values = [_leaf(call, path, saved, i, about) for i, about in enumerate(meta["leaves"])]
     if example is True:
-        own = row_schema.custom_node(meta["structure"])
-        if own is not None:
-            raise checkpoint.SchemaError(f"{call}: the extra of {path} contains a {own}. Pass extra=<example>.")
+        custom = row_schema.custom_node(meta["structure"])
+        if custom is not None:
+            raise checkpoint.SchemaError(f"{call}: the extra of {path} contains a {custom}. Pass extra=<example>.")
         return row_schema.decode(meta["structure"]).unflatten(values)
     wanted = named_leaves(example)
     found = {about["name"]: _text(value) for about, value in zip(meta["leaves"], values, strict=True)}

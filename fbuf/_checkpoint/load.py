@@ -143,8 +143,8 @@ def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
         except (checkpoint.SchemaError, checkpoint.VersionError):
             raise
         except (*_RAW, TypeError, ValueError) as error:
-            own = _PREFIX.match(str(error))
-            if isinstance(error, TypeError | ValueError) and own and own[1] not in _STORES:  # of an argument, or clear
+            match = _PREFIX.match(str(error))
+            if isinstance(error, TypeError | ValueError) and match and match[1] not in _STORES:  # of an argument, or clear
                 raise
             if error in of_caller:
                 raise

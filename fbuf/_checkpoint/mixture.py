@@ -60,8 +60,8 @@ def gather(mixture: Mixture, states: Mapping[str, Any]) -> Gathered:
     parts = []
     common: dict[str, Any] = {}
     for number, (name, buffer) in enumerate(mixture.members):
-        own, about = sharded.gather(buffer, states[name])
-        arrays |= {prefix(number) + key: value for key, value in own.items()}
+        saved, about = sharded.gather(buffer, states[name])
+        arrays |= {prefix(number) + key: value for key, value in saved.items()}
         parts.append({key: about.pop(key) for key in _BUFFER_KEYS if key in about})
         common = about
     settings = {f.name: config_json.to_json(getattr(mixture, f.name)) for f in dataclasses.fields(mixture)}
@@ -82,12 +82,12 @@ def restore(
         raise checkpoint.SchemaError(
             f"{call}: {path} holds a mixture of {', '.join(names)}; expected {', '.join(mixture.names)}."
         )
-    for what, given in (("example", examples), ("resize", resize)):
-        if given is not None and given is not True and not isinstance(given, Mapping):
+    for what, value in (("example", examples), ("resize", resize)):
+        if value is not None and value is not True and not isinstance(value, Mapping):
             raise TypeError(
-                f"{call}: {what} is {type(given).__name__}; expected a dict. Write {what}={{{names[0]!r}: ...}}."
+                f"{call}: {what} is {type(value).__name__}; expected a dict. Write {what}={{{names[0]!r}: ...}}."
             )
-        for name in given if isinstance(given, Mapping) else ():
+        for name in value if isinstance(value, Mapping) else ():
             if name not in names:
                 raise ValueError(f"{call}: {what} names '{name}', but the buffers are {', '.join(names)}.")
     buffers: dict[str, Any] = {}

@@ -67,7 +67,7 @@ def gather(buffer: Buffer, state: BufferState) -> Gathered:
         elif leaf.shape == ():  # of a custom storage
             placed[name] = [[], ""]
     spec, structure = buffer.storage.spec(state.rows)
-    given = None if buffer.on_write is None else checks.given_spec(buffer, state)
+    row_spec = None if buffer.on_write is None else checks.given_spec(buffer, state)
     anchors = state.anchors
     return arrays, {
         "fbuf": str(getattr(sys.modules["fbuf"], "__version__", "unknown")),
@@ -77,7 +77,7 @@ def gather(buffer: Buffer, state: BufferState) -> Gathered:
         "x64": jax.dtypes.canonicalize_dtype(np.int64) == np.int64,
         "buffer": config_json.to_json(buffer),
         "rows": _schema_json(spec, structure),
-        "given": None if given is None else _schema_json(*given),
+        "given": None if row_spec is None else _schema_json(*row_spec),
         "rule": None if anchors is None else config_json.to_json(anchors.rule),
         "placed": placed,
     }
@@ -98,13 +98,13 @@ def restore_buffer(
     target.storage.host_keys(spec)
     if verify == "full" and target.storage.folder is not None:
         saved.verify()  # before files are created, which would block a second try
-    given = buffer is not None and example is not None
+    is_given = buffer is not None and example is not None
     with rollback(target.storage.folder):
         if (reader.storage, reader.capacity) == (target.storage, target.capacity):
-            state = _read(call, saved, reader, spec, structure, was, given)
+            state = _read(call, saved, reader, spec, structure, was, is_given)
         else:
             with _temporary_reader(reader, target) as reader:
-                state = _read(call, saved, reader, spec, structure, was, given)
+                state = _read(call, saved, reader, spec, structure, was, is_given)
                 state = _resize.resize_state(f"{call}: {path}", reader, target, state)
         compatibility.check_ragged(call, path, target, example, state.rows)
         if reader.on_read != target.on_read:
@@ -134,11 +134,11 @@ def _temporary_reader(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
 
 
 def _read(
-    call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: RowFormat | None, given: bool
+    call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: RowFormat | None, is_given: bool
 ) -> BufferState:
     placed = saved.meta["placed"]
     abstract, wanted = _wanted(call, saved, reader, spec, structure, was)
-    _check_sizes(call, saved, reader, wanted, abstract.rows, given)
+    _check_sizes(call, saved, reader, wanted, abstract.rows, is_given)
     packings = {n: leaf.packing for n, leaf in stored_leaves(abstract.rows).items() if isinstance(leaf, PackedLeaf)}
     rows = {}
     for whole_name, array in saved.arrays.items():
@@ -173,13 +173,17 @@ def _wanted(
             f"{call}: the buffer saved in {saved.path} cannot hold the rows saved with it ({error}) Load another checkpoint."
         ) from error
     wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in state_arrays.to_saved_arrays(reader, abstract).items()}
-    there = {n for n in saved.arrays if n.startswith("state/")}
-    if "state/token" in there:
+    saved_names = {n for n in saved.arrays if n.startswith("state/")}
+    if "state/token" in saved_names:
         raise checkpoint.VersionError(f"{call}: {saved.path} was saved by a development version of fbuf.")
     if not reader.prefetch:
-        there = {n for n in there if not n.startswith("state/ahead/")}
-    there = {n for n in there if not n.startswith(_STAGES) or n.removeprefix(_STAGES).split("/")[0] in stages}
-    found = {n: jax.ShapeDtypeStruct(whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
+        saved_names = {n for n in saved_names if not n.startswith("state/ahead/")}
+    saved_names = {
+        n for n in saved_names if not n.startswith(_STAGES) or n.removeprefix(_STAGES).split("/")[0] in stages
+    }
+    found = {
+        n: jax.ShapeDtypeStruct(whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in saved_names
+    }
     compatibility.check_leaves(call, saved.path, found, wanted)
     return abstract, wanted
 
@@ -190,16 +194,16 @@ def _leaves(saved: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
     return {n: device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
 
 
-def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool) -> None:
+def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any], rows: Any, is_given: bool) -> None:
     """Raise if arrays are larger than this buffer's, or do not fit into memory."""
-    there = [n for n in saved.arrays if n.startswith("rows/") and n in saved.meta["placed"]]
-    claimed = nbytes((whole_shape(saved, n), saved.arrays[n].dtype) for n in there)
+    placed = [n for n in saved.arrays if n.startswith("rows/") and n in saved.meta["placed"]]
+    claimed = nbytes((whole_shape(saved, n), saved.arrays[n].dtype) for n in placed)
     expected = nbytes((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows))
     if claimed > expected and type(reader.storage).__module__.split(".")[0] == "fbuf":
         raise checkpoint.SchemaError(
             f"{call}: {saved.path}: rows take {claimed:,} bytes; expected {expected:,}, as of {reader!r}."
         )
-    if not given:
+    if not is_given:
         needed = nbytes((leaf.shape, leaf.dtype) for leaf in wanted.values())
         check_memory(call, saved.path, needed + max(claimed, expected), saved.nbytes)
 

@@ -22,7 +22,7 @@ from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._buffer import convert
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, given_of
+from fbuf._buffer.state import BufferState, row_format_of
 from fbuf._checkpoint import resize
 from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ring, next_lap
@@ -76,15 +76,17 @@ def reshard(call: str, reader: Buffer, parts: Sequence[BufferState], target: Buf
     moved = SlotJoin(before, after, source, lane, place, ring, moves.begun)
 
     stored = _write(call, reader, target, parts, rows)
-    empty = state_ops.empty_state(target, stored, given_of(parts[0])).open()
+    empty = state_ops.empty_state(target, stored, row_format_of(parts[0])).open()
     mine = [part for i, part in enumerate(parts) if (moves.first + i) * moves.shards // moves.number == moves.at]
     counters = sum((np.asarray(part.counters) for part in mine), np.zeros_like(np.asarray(empty.counters)))
-    own = target.sampler.joined([part.sampler for part in parts], empty.sampler, moved)
-    left = {"rows": None, "header": None} | ({} if own is None else {"sampler": None})
+    joined = target.sampler.joined([part.sampler for part in parts], empty.sampler, moved)
+    left = {"rows": None, "header": None} | ({} if joined is None else {"sampler": None})
     kept = [dataclasses.replace(part, **left) for part in parts]
     fresh = dataclasses.replace(empty, **left)
     made = jax.tree.map(lambda *nodes: _join(moved, *nodes), fresh, *kept, is_leaf=_is_known)
-    made = dataclasses.replace(made, rows=stored, header=empty.header, **({} if own is None else {"sampler": own}))
+    made = dataclasses.replace(
+        made, rows=stored, header=empty.header, **({} if joined is None else {"sampler": joined})
+    )
     state: BufferState = made.replace(ring=ring, counters=jnp.asarray(counters)).pack()
     if reader.lanes is None and target.sampler.by_arrival:
         numbers = {name: getattr(state.sampler, name) for name in target.sampler.numbers}
@@ -102,9 +104,9 @@ def _by_lane(
     source = part * before.capacity + position * before.lanes + column
     cursor, size = (np.concatenate([np.asarray(getattr(p.ring, n)) for p in parts])[lane] for n in ("cursor", "size"))
     age = np.arange(size.max(initial=0))[:, None]
-    there, place = age < size, (cursor - size + age) % after.length
+    exists, place = age < size, (cursor - size + age) % after.length
     rows = Rows(
-        np.where(there, part, -1),
+        np.where(exists, part, -1),
         place * before.lanes + column,
         place * after.lanes + np.arange(after.lanes),
         cursor,

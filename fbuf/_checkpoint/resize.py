@@ -39,20 +39,20 @@ def slots_by_age(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarray
     """
     size, cursor = np.asarray(ring.size), np.asarray(ring.cursor)
     age = np.arange(int(size.max(initial=0)), dtype=np.int32)[:, None]
-    there = age < size[None, :]
+    exists = age < size[None, :]
     lane = np.arange(geometry.lanes, dtype=np.int32)
     old = (cursor - size + age) % geometry.length * geometry.lanes + lane
-    return np.where(there, old, geometry.capacity).astype(np.int32), there, size
+    return np.where(exists, old, geometry.capacity).astype(np.int32), exists, size
 
 
 def identity_remap(ring: Ring, geometry: Geometry) -> SlotRemap:
     """Return the remap in which all rows keep their slots."""
     old = slots_by_age(ring, geometry)[0]
     if not geometry.streams:  # the rings hold the number of rows, not their order
-        held = int(np.asarray(ring.size).sum())
-        number = -(-held // geometry.lanes)
+        count = int(np.asarray(ring.size).sum())
+        number = -(-count // geometry.lanes)
         old = np.arange(number * geometry.lanes, dtype=np.int32).reshape(number, geometry.lanes)
-        old[old >= held] = geometry.capacity
+        old[old >= count] = geometry.capacity
     return SlotRemap(geometry, geometry, old, old, None)
 
 
@@ -61,7 +61,7 @@ def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarra
 
     A lane that lost rows and is not full starts at its second position, so that its first row does not count as the first ever.
     """
-    old, there, size = slots_by_age(ring, before)
+    old, exists, size = slots_by_age(ring, before)
     first = (lost & (size < after.length)).astype(np.int32)
     age = np.arange(old.shape[0], dtype=np.int32)[:, None]
     lane = np.arange(after.lanes, dtype=np.int32)
@@ -71,7 +71,7 @@ def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarra
         size=jnp.asarray(size, jnp.int32),
         lap=next_lap(ring.lap, jnp.uint32(2)),  # beyond all old generations
     )
-    return SlotRemap(before, after, old, np.where(there, new, after.capacity).astype(np.int32), rings)
+    return SlotRemap(before, after, old, np.where(exists, new, after.capacity).astype(np.int32), rings)
 
 
 def remap_state(target: Buffer, state: BufferState, remap: SlotRemap, rows: Any) -> BufferState:

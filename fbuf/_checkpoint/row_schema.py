@@ -86,7 +86,7 @@ def difference(found: Mapping[str, str], expected: Mapping[str, str]) -> str:
     """Return one line for each name whose text differs; empty if none does."""
     lines = []
     for name in dict.fromkeys((*found, *expected)):
-        here, there = found.get(name), expected.get(name)
-        if here != there:
-            lines.append(f"  {name or '(the row)'}: found {here or 'nothing'}, expected {there or 'nothing'}")
+        here, wanted = found.get(name), expected.get(name)
+        if here != wanted:
+            lines.append(f"  {name or '(the row)'}: found {here or 'nothing'}, expected {wanted or 'nothing'}")
     return "\n".join(lines)

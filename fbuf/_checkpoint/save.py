@@ -98,7 +98,7 @@ def start_save(
     path: Any,
     buffer: Any,
     state: Any,
-    own: tuple[dict[str, Any], Any] | None,
+    replay: tuple[dict[str, Any], Any] | None,
     keep: int,
     extra: Any,
     wait: bool,
@@ -111,7 +111,7 @@ def start_save(
     with async_save.exclusive_save(folder):
         arrays, meta = gather(buffer, state)
         extra_arrays, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
-        replay_arrays, meta["replay"] = ({}, None) if own is None else own
+        replay_arrays, meta["replay"] = ({}, None) if replay is None else replay
         arrays |= extra_arrays | replay_arrays
         if processes.spans_processes(mixture.mesh_of(buffer)):
             return _save_jointly(call, folder, arrays, meta, keep, wait, sync, progress)

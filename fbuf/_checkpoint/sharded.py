@@ -44,8 +44,8 @@ def _gather_shards(sharded: Sharded, state: ShardedState) -> Gathered:
     arrays: dict[str, Any] = {}
     common: dict[str, Any] = {}
     placed: dict[str, Any] = {}
-    for number, own in _split.states_here(sharded, state).items():
-        mine, common = plain.gather(sharded.shard, own)
+    for number, shard in _split.states_here(sharded, state).items():
+        mine, common = plain.gather(sharded.shard, shard)
         arrays |= {prefix(number) + key: value for key, value in mine.items()}
         placed[str(number)] = common.pop("placed")
     about = {"number": sharded.shards, "axis": sharded.axis, "draw": sharded.draw, "placed": placed}

@@ -31,10 +31,11 @@ _NAMES_IN_FILES = {
 """First parts of names that files keep although the leaves have others. A name in a file changes only with the format."""
 
 
-def template(buffer: Buffer, spec: Spec, structure: Any, given: RowFormat | None) -> BufferState:
+def template(buffer: Buffer, spec: Spec, structure: Any, row_format: RowFormat | None) -> BufferState:
     """Return the shapes of a state of `buffer`, as `jax.ShapeDtypeStruct`s."""
     return jax.eval_shape(
-        partial(prefetch.empty_state, buffer, given=given), buffer.storage.abstract(buffer.geometry, spec, structure)
+        partial(prefetch.empty_state, buffer, row_format=row_format),
+        buffer.storage.abstract(buffer.geometry, spec, structure),
     )
 
 
@@ -80,6 +81,6 @@ def restart_prefetch(buffer: Buffer, state: BufferState) -> Any:
     if ahead is None or has_custom_reads(buffer):
         return None if ahead is None else ahead.dropped()
     if isinstance(ahead.held, SideHeld):
-        held = dataclasses.replace(ahead.held, number=jnp.zeros((), jnp.uint32))
-        return dataclasses.replace(ahead, held=held)
+        pending = dataclasses.replace(ahead.held, number=jnp.zeros((), jnp.uint32))
+        return dataclasses.replace(ahead, held=pending)
     return ahead

@@ -92,7 +92,7 @@ def _add_convert(actions: Any) -> None:
 def _convert(options: argparse.Namespace) -> int:
     fields: Any = options.field  # names alone declare nothing: ambiguous leaves are still refused
     if fields and any("=" in text for text in fields):
-        fields = {there: here or there for there, _, here in (text.partition("=") for text in fields)}
+        fields = {old: here or old for old, _, here in (text.partition("=") for text in fields)}
     asked = {name: getattr(options, name) for name in ("ends", "mask", "lanes", "rows")}
     if options.ogbench:
         if unused := [name for name, value in asked.items() if value is not None]:

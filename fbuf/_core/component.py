@@ -108,11 +108,11 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     choices = {name: found for name, kind in fields.items() if (found := _choices(kind))[0]}
 
     @functools.wraps(by_name)
-    def __init__(self: Any, *args: Any, **given: Any) -> None:
-        for name in given:
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        for name in options:
             if name not in fields:
                 raise TypeError(f"{cls.__name__}: there is no option '{name}'.{did_you_mean(name, fields)}")
-        by_name(self, *args, **given)
+        by_name(self, *args, **options)
 
     def __hash__(self: Any) -> int:  # cached: every eager call hashes its buffer
         known: int | None = self.__dict__.get("_hash")

@@ -208,11 +208,11 @@ def fits(values: Any, dtype: Any) -> bool:
         return not np.isinf(values.astype(dtype)).any()
 
 
-def refuse(where: str, name: str, value: Any, dtype: Any, given: Any = np.int64) -> NoReturn:
-    """Raise ValueError for a value out of range; `given` is its own dtype."""
+def refuse(where: str, name: str, value: Any, dtype: Any, source_dtype: Any = np.int64) -> NoReturn:
+    """Raise ValueError for a value out of range; `source_dtype` is its own dtype."""
     fix = "Use one in its range"
     if np.dtype(dtype).itemsize == 4 and name:
-        exact = np.dtype(given).name
+        exact = np.dtype(source_dtype).name
         fix += f", or keep {exact} on the host: storages.Host(keys=('{name}',)), with np.{exact}(0) in the example"
     raise ValueError(f"{where} is {value}, which {dtype} cannot hold. {fix}.")
 

@@ -41,7 +41,7 @@ class RowFormat:
         return f"RowFormat({', '.join(f'{name}: {dtype}{list(shape)}' for name, shape, dtype in self.items)})"
 
 
-def given(example: PyTree) -> RowFormat:
+def format_of(example: PyTree) -> RowFormat:
     """Return the format of a row of arrays, scalars or shapes."""
     leaves = {name: leaf_spec(leaf) for name, leaf in named_leaves(example).items()}
     items = tuple((name, tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items())

@@ -33,23 +33,23 @@ class SlotRemap(NamedTuple):
         new = (nowhere + np.arange(size * lanes, dtype=np.int32)).reshape(size, lanes)
         stop = min(start + size, self.number)
         old[: stop - start] = self.old[start:stop]
-        there = old < self.before.capacity
-        new[there] = self.new[start:stop][there[: stop - start]]
-        return old, new, there
+        exists = old < self.before.capacity
+        new[exists] = self.new[start:stop][exists[: stop - start]]
+        return old, new, exists
 
     def slot_table(self) -> np.ndarray:
         """Return int32[C + 1], the new slot of each old one; the new C for none."""
         out = np.full(self.before.capacity + 1, self.after.capacity, np.int32)
-        there = self.old < self.before.capacity
-        out[self.old[there]] = self.new[there]
+        exists = self.old < self.before.capacity
+        out[self.old[exists]] = self.new[exists]
         return out
 
     def by_slot(self, array: Any, fill: Any) -> np.ndarray:
         """Return an array [C, ...] by slot in its new order."""
         array = np.asarray(array)
         out = np.full((self.after.capacity, *array.shape[1:]), fill, array.dtype)
-        there = self.old < self.before.capacity
-        out[self.new[there]] = array[self.old[there]]
+        exists = self.old < self.before.capacity
+        out[self.new[exists]] = array[self.old[exists]]
         return out
 
     def read_queues(self, entries: Any, head: Any, count: Any) -> list[np.ndarray]:

@@ -145,7 +145,7 @@ WHOLE = "(row)"
 def outline(state: Any, name: str = "BufferState") -> tuple[str, list[Section]]:
     """Return title and tables of a state, of shapes only: it must not fail or compute, also for tracers and donated arrays."""
     capacity, leaves = _leaves(state.rows)
-    title = f"{name}({_held(state, capacity)})"
+    title = f"{name}({_rows_text(state, capacity)})"
     beside = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state) if f.name != "rows"]
     parts = [(name, _kind(value), human(size)) for name, value in beside if (size := _size(value))]
     sections = [Section("rows", ("one row", "place"), tuple(leaves), left=3)] if leaves else []
@@ -184,7 +184,7 @@ def spec_text(shape: Any, dtype: Any) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
-def _held(state: Any, capacity: int | None) -> str:
+def _rows_text(state: Any, capacity: int | None) -> str:
     room = "" if capacity is None else f" of {capacity:,}"
     if isinstance(state.header, jax.core.Tracer):
         return f"traced,{room} rows"

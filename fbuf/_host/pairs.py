@@ -208,15 +208,15 @@ class ObservationPairs:
         """
         with self._lock:
             row = self._row[position, lane]
-            written, there = self._written[lane], row >= 0
+            written, present = self._written[lane], row >= 0
             rows = row + np.array(offsets)[:, None]
             stored = rows < written
-            tickets = np.where(there & stored, self._tickets.of(lane, rows), np.uint64(0))
+            tickets = np.where(present & stored, self._tickets.of(lane, rows), np.uint64(0))
             outs: Array = np.empty((*rows.shape, *self.column.shape), self.column.dtype)
             found = self._store.read([(0, tickets, outs)])
             assert found.all()
             if not stored.all():
-                which, at = np.nonzero(there & ~stored)
+                which, at = np.nonzero(present & ~stored)
                 outs[which, at] = self._staged[(rows - written)[which, at], lane[at]]
         return list(outs)
 
@@ -227,9 +227,9 @@ class ObservationPairs:
         with self._lock:
             self._flush()
             where = np.array([self._store.length, self.steps, self.position], np.int64)
-            own = {"where": where, "row": self._row, "written": self._written, "newest": self._staged[0]}
+            indices = {"where": where, "row": self._row, "written": self._written, "newest": self._staged[0]}
             stored = {f"store:{name}": array for name, array in self._store.to_arrays().items()}
-            return {name: np.copy(array) for name, array in own.items()} | stored
+            return {name: np.copy(array) for name, array in indices.items()} | stored
 
     def restore(self, arrays: Sources) -> None:
         """Replace the steps by those of arrays that `to_arrays` returned.
@@ -242,13 +242,13 @@ class ObservationPairs:
         row = expect(arrays, "row", np.int64, (self.length, self.lanes)).copy()
         written = expect(arrays, "written", np.int64, (self.lanes,)).copy()
         newest = expect(arrays, "newest", self.column.dtype, (self.lanes, *self.column.shape))
-        own = within(arrays, "store:")
-        store = Store.from_arrays((self.column,), own, lanes=self.lanes, length=depth, slack=0)
+        stored = within(arrays, "store:")
+        store = Store.from_arrays((self.column,), stored, lanes=self.lanes, length=depth, slack=0)
         low, high = np.maximum(written - depth, 0), written - self.paired
         invalid = (row >= 0) & ((row < low) | (row > high))
         if invalid.any() or (row < -1).any() or steps < 0 or not 0 <= position < self.length:
             raise unfit("steps name rows that are missing", "rows of the store")
-        if not np.array_equal(expect(own, "count", np.int64, (self.lanes,)), written):
+        if not np.array_equal(expect(stored, "count", np.int64, (self.lanes,)), written):
             raise unfit("the store has other rows", f"{written.tolist()}")
         with self._lock:
             self._store, self.steps, self.position = store, steps, position
@@ -259,8 +259,8 @@ class ObservationPairs:
     def __getstate__(self) -> dict[str, Any]:
         arrays = {name: np.asarray(array) for name, array in self.to_arrays().items()}
         column = self.column
-        own = (self.length, self.lanes, column.shape, column.dtype, column.codec, self.paired)
-        return {"arguments": own, "arrays": arrays}
+        settings = (self.length, self.lanes, column.shape, column.dtype, column.codec, self.paired)
+        return {"arguments": settings, "arrays": arrays}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["arguments"])  # type: ignore[misc]

@@ -349,12 +349,12 @@ class Priorities(HostObject):
             at = step.toward
         froms = [version, *(step.toward for step in way)]
         for i in reversed(range(len(way))):
-            step, there, here = way[i], froms[i], self._here
+            step, source, here = way[i], froms[i], self._here
             self._exchange(step)
-            step.toward = there
-            del self._steps[here], self._steps[there]
-            self._steps[here], self._steps[there] = step, None
-            self._here = there
+            step.toward = source
+            del self._steps[here], self._steps[source]
+            self._steps[here], self._steps[source] = step, None
+            self._here = source
 
     def _exchange(self, step: _Step) -> None:
         """Put the leaves of a step in place, and those that were there into the step."""

@@ -33,11 +33,11 @@ class StoreCorrupted(RuntimeError):
     """Stored bytes do not decode to what was stored."""
 
 
-def raise_if_corrupted(damaged: Array | None, there: Array) -> None:
+def raise_if_corrupted(damaged: Array | None, present: Array) -> None:
     """Raise StoreCorrupted if a row that is there is damaged."""
-    if damaged is not None and (damaged & there).any():
+    if damaged is not None and (damaged & present).any():
         raise StoreCorrupted(
-            f"Store.read: {int((damaged & there).sum())} rows have other checksums than they were stored "
+            f"Store.read: {int((damaged & present).sum())} rows have other checksums than they were stored "
             f"with; expected the same. Their bytes were damaged: load the last checkpoint with fbuf.load(path)."
         )
 
@@ -167,14 +167,14 @@ class Tickets:
         number = tickets - np.uint64(self._base)  # wraps below the base, to counts beyond any lane's
         if self.lanes == 1:
             (high,) = rows.tolist()
-            there = (number < high) & (number >= max(high - self.depth, 0))
-            return np.zeros(number.shape, np.int64), np.where(there, number, 0).astype(np.int64), there
+            present = (number < high) & (number >= max(high - self.depth, 0))
+            return np.zeros(number.shape, np.int64), np.where(present, number, 0).astype(np.int64), present
         count, rest = np.divmod(number, np.uint64(self.lanes))
         lane = rest.astype(np.int64)
         high = rows.astype(np.uint64)
         low = np.maximum(rows - self.depth, 0).astype(np.uint64)
-        there = (count < high[lane]) & (count >= low[lane])
-        return np.where(there, lane, 0), np.where(there, count, 0).astype(np.int64), there
+        present = (count < high[lane]) & (count >= low[lane])
+        return np.where(present, lane, 0), np.where(present, count, 0).astype(np.int64), present
 
 
 def ranges(start: Array, stop: Array) -> tuple[Array, Array]:
@@ -237,13 +237,13 @@ class ColumnData(Protocol):
         """Return chunks to recompress (`RecompressJob`), if there are `least` (None: a whole job); the store's lock is held."""
         return None
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
+    def fetch(self, lane: Array, count: Array, present: Array, rows: Array, starts: Array) -> Fetch:
         """Say how to fetch rows; the store's lock is held.
 
         Args:
           lane: int64[M], of every row of every request, one request after another.
           count: int64[M], its count in the lane.
-          there: bool[M], whether to fetch it at all; the output is undefined where not.
+          present: bool[M], whether to fetch it at all; the output is undefined where not.
           rows: int64[E], rows of each lane now.
           starts: int64[R], where each request begins.
         """

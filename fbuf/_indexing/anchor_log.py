@@ -177,15 +177,15 @@ def differs_from_previous(name: Array, mask: Array, latest: Array) -> tuple[Arra
     return mask & (name != name_at(before)), name_at(newest[-1:])[0]
 
 
-def close(held: Array, change: AnchorChange, geometry: Geometry) -> tuple[Array, Array]:
-    """Return the anchors int32[E] left of the `held` int32[E] after a write, and how many have closed, the oldest.
+def close(counts: Array, change: AnchorChange, geometry: Geometry) -> tuple[Array, Array]:
+    """Return the anchors int32[E] left of the `counts` int32[E] after a write, and how many have closed, the oldest.
 
     If every row is an anchor, the update lists new rows only, which overwrite the oldest once the lane is full.
     """
     given_up = jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
     opened = jnp.sum(change.open_mask, axis=0, dtype=jnp.int32)
-    overwritten = jnp.maximum(opened - (jnp.int32(geometry.length) - held + given_up), jnp.int32(0))
-    return held - given_up - overwritten, given_up + overwritten
+    overwritten = jnp.maximum(opened - (jnp.int32(geometry.length) - counts + given_up), jnp.int32(0))
+    return counts - given_up - overwritten, given_up + overwritten
 
 
 def draw_episodes(episodes: EpisodeQueue, key: Array, batch_size: int, anchors: AnchorSet) -> tuple[Array, ...]:

@@ -245,7 +245,7 @@ def extend(
         overwritten = has(near_flags, START) & (near_age < write.size) & (near_age < write.lost)
         new = has(write.flags, START) & write.stays & (write.row >= write.tail_rows)
         starts = _update_starts(starts, geometry, ring, overwritten, new, write.age, token)
-    tail, given, stamp = _next_tail(anchors, rows, count, all_kept, opened.flags)
+    tail, priorities, stamp = _next_tail(anchors, rows, count, all_kept, opened.flags)
     episode, episode_after = _episodes(anchors, write.flags, count)
     after = dataclasses.replace(
         tail,
@@ -256,9 +256,11 @@ def extend(
         starts=starts,
         count=anchors.count - closed + opening,
     )
-    given, stamp = (_of_source(array, opened.source) for array in (given, None if evict is not None else stamp))
+    priorities, stamp = (
+        _of_source(array, opened.source) for array in (priorities, None if evict is not None else stamp)
+    )
     episode = _of_source(episode, opened.source) if isinstance(opened.source, slice) else episode
-    return after, AnchorChange(opened.slot, opened.mask, episode, stamp, None, given, near, closing), token
+    return after, AnchorChange(opened.slot, opened.mask, episode, stamp, None, priorities, near, closing), token
 
 
 def _compact_and_cut(
@@ -564,7 +566,7 @@ def _set_flags(
 
 def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None = None) -> AnchorChange:
     """Return the update of a write where every row held is an anchor: new rows open in place of the rows they replace."""
-    given: Any = np.full(slot.shape, NO_PRIORITY, np.float32) if priority is None else priority
+    priorities: Any = np.full(slot.shape, NO_PRIORITY, np.float32) if priority is None else priority
     none = slot[:0]
     return AnchorChange(
         open_slot=slot,
@@ -572,7 +574,7 @@ def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None 
         open_episode=None,
         open_stamp=stamp,
         newest_stamp=None,
-        priority=given,
+        priority=priorities,
         close_slot=none,
         close_mask=jnp.zeros(none.shape, bool),
     )

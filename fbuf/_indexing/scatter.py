@@ -57,7 +57,7 @@ def clear(scatter: Scatter, writer: Scattering, geometry: Geometry, spec: Spec) 
     return Scatter(jnp.zeros_like(scatter.number), scatter.newest, writer.clear(scatter.own, geometry, spec))
 
 
-def held(ring: Ring) -> Array:
+def size(ring: Ring) -> Array:
     """Return the rows held, int32[]."""
     return jnp.sum(ring.size, dtype=jnp.int32)
 
@@ -74,14 +74,14 @@ def place(
     """Return slots for rows, leaves `[N, E, ...]`. The last of several rows for one slot is written."""
     shape = next(iter(leaves.values())).shape[:2]
     keep = jnp.ones(shape, bool) if mask is None else mask
-    before, capacity = held(ring), jnp.int32(geometry.capacity)
+    before, capacity = size(ring), jnp.int32(geometry.capacity)
     chosen: Any = writer.choose(scatter.own, geometry, before, leaves, keep)
     if not isinstance(chosen, tuple) or len(chosen) != 2:
         raise TypeError(f"{type(writer).__name__}.choose returned a {type(chosen).__name__}; expected slot, own.")
-    given, own = chosen
-    _check_choice(writer, given, shape, scatter.own, own)
-    inside = keep & (given >= jnp.int32(0)) & (given < capacity)
-    wanted = jnp.where(inside, given, capacity).reshape(-1)
+    chosen_slot, writer_state = chosen
+    _check_choice(writer, chosen_slot, shape, scatter.own, writer_state)
+    inside = keep & (chosen_slot >= jnp.int32(0)) & (chosen_slot < capacity)
+    wanted = jnp.where(inside, chosen_slot, capacity).reshape(-1)
     last = functools.partial(keep_last, below=geometry.capacity + 1)
     # Skip each sort if it has nothing to do: full buffers, and writes that keep no row, are common.
     final = (wanted < capacity) & control_flow.cond(
@@ -106,7 +106,7 @@ def place(
     return Placed(
         slot=slot.reshape(shape),
         ring=_filled_ring(ring, geometry, before + filled),
-        scatter=Scatter(number, jnp.stack([low[-1], high[-1]]), own),
+        scatter=Scatter(number, jnp.stack([low[-1], high[-1]]), writer_state),
         refused=jnp.sum(final & ~taken, dtype=jnp.uint32),
     )
 

@@ -133,8 +133,8 @@ class Storage(abc.ABC):
         """Return the bytes of each leaf, at most `nbytes` in all; {}: unknown. Eager."""
         return {}
 
-    def stats(self, rows: Any, held: jax.Array) -> dict[str, jax.Array]:
-        """Return scalars to log, from scalars of the state; the buffer holds `held` int32[] rows."""
+    def stats(self, rows: Any, exists: jax.Array) -> dict[str, jax.Array]:
+        """Return scalars to log, from scalars of the state; the buffer holds `exists` int32[] rows."""
         return {}
 
     # Reads that start early (`Buffer(prefetch=1)`); by default rows are read at once. `finish_read` of what `prepare_read`
@@ -144,15 +144,15 @@ class Storage(abc.ABC):
         """Return a pytree of arrays: everything the reads need that later writes may change."""
         return self.read(rows, reads)
 
-    def start_read(self, rows: Any, held: Any) -> Any:
-        """Ask the host to start reading; return `held` without waiting. Only a hint."""
-        return held
+    def start_read(self, rows: Any, pending: Any) -> Any:
+        """Ask the host to start reading; return `pending` without waiting. Only a hint."""
+        return pending
 
-    def finish_read(self, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
+    def finish_read(self, rows: Any, pending: Any) -> tuple[list[jax.Array], jax.Array | None]:
         """Wait, and return what `read` returns."""
-        return list(held[0]), held[1]
+        return list(pending[0]), pending[1]
 
-    def held_bytes(self, rows: Any, held: Any) -> int:
+    def held_bytes(self, rows: Any, pending: Any) -> int:
         """Return the host bytes of reads in progress, from shapes."""
         return 0
 
@@ -210,7 +210,7 @@ class Storage(abc.ABC):
         """Return empty rows that also hold `leaves`. Eager."""
         raise NotImplementedError(_missing(self, "open"))
 
-    def parse(self, call: str, rows: Any, given: PyTree, lead: tuple[int | None, ...], axes: str) -> Any:
+    def parse(self, call: str, rows: Any, data: PyTree, lead: tuple[int | None, ...], axes: str) -> Any:
         """Check rows; return leaves `[*lead, *item]` by name, and values that `put_values` must store first, or None."""
         raise NotImplementedError(_missing(self, "parse"))
 

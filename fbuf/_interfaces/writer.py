@@ -67,19 +67,19 @@ class Scattering(Writer):
 
     @abc.abstractmethod
     def choose(
-        self, own: Any, geometry: Geometry, held: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
+        self, state: Any, geometry: Geometry, exists: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Choose slots int32[N, E] for rows with leaves `[N, E, ...]`, those where `keep`; return them and the state.
 
         A row replaces the one in its slot; the last of several wins. Out-of-range slots are not stored. Slots 0 to
-        `held` int32[] - 1 hold rows, and the others fill in order: a row that would leave an empty slot before it is
+        `exists` int32[] - 1 hold rows, and the others fill in order: a row that would leave an empty slot before it is
         refused and counted.
         """
 
-    def clear(self, own: Any, geometry: Geometry, spec: Spec) -> Any:
+    def clear(self, state: Any, geometry: Geometry, spec: Spec) -> Any:
         """Return the state without rows."""
         return self.init(geometry, spec)
 
-    def stats(self, own: Any) -> dict[str, jax.Array]:
+    def stats(self, state: Any) -> dict[str, jax.Array]:
         """Return scalars to log, from scalars of the state."""
         return {}

@@ -84,17 +84,17 @@ def at_random(key: jax.Array, fractions: jax.Array, batch_size: int) -> jax.Arra
     return jnp.where(total > jnp.float32(0), chosen, jnp.int32(fractions.shape[0]))
 
 
-def left_over(source: jax.Array, there: jax.Array) -> jax.Array:
-    """Return the rows whose buffer is empty, bool[B]; `there` bool[S] are the others."""
+def left_over(source: jax.Array, has_rows: jax.Array) -> jax.Array:
+    """Return the rows whose buffer is empty, bool[B]; `has_rows` bool[S] are the others."""
     none = jnp.zeros((1,), bool)  # S: no buffer
-    return ~jnp.concatenate([there, none]).at[source].get(mode="promise_in_bounds")
+    return ~jnp.concatenate([has_rows, none]).at[source].get(mode="promise_in_bounds")
 
 
-def shared(source: jax.Array, fractions: jax.Array, there: jax.Array) -> jax.Array:
+def shared(source: jax.Array, fractions: jax.Array, has_rows: jax.Array) -> jax.Array:
     """Return sources for the rows of empty buffers by quotas, int32[B]; S for the other rows."""
-    over = left_over(source, there)
+    over = left_over(source, has_rows)
     rank = jnp.cumsum(over, dtype=jnp.int32) - jnp.int32(1)
-    open_to = normalized(jnp.where(there, fractions, jnp.float32(0)))
+    open_to = normalized(jnp.where(has_rows, fractions, jnp.float32(0)))
     quota = traced(open_to, jnp.sum(over, dtype=jnp.int32))
     return jnp.where(over, of_rank(quota, rank), jnp.int32(fractions.shape[0]))
 

@@ -202,20 +202,20 @@ def choose_leaves(
     if not isinstance(fields, Mapping):
         fields = {name: renamed(name_of(name), known or {}) for name in (columns if fields is None else fields)}
     chosen: dict[str, str] = {}
-    for there, here in ((name_of(there), name_of(here)) for there, here in fields.items()):
-        if there not in columns:
+    for source, here in ((name_of(source), name_of(here)) for source, here in fields.items()):
+        if source not in columns:
             names = ", ".join(columns) or "none"
-            raise ValueError(f"{call}: fields has '{there}', which is missing; expected some of: {names}.")
-        if columns[there].refused:
+            raise ValueError(f"{call}: fields has '{source}', which is missing; expected some of: {names}.")
+        if columns[source].refused:
             rest = [name for name, column in columns.items() if not column.refused]
             leave_out = f" Leave it out: fields={rest}." if rest else ""
-            raise ValueError(f"{call}: {columns[there].refused}{leave_out}")
+            raise ValueError(f"{call}: {columns[source].refused}{leave_out}")
         for other, name in chosen.items():
             if under(here, [name]) or under(name, [here]):
                 raise ValueError(
-                    f"{call}: '{other}' and '{there}' would be '{name}' and '{here}'. Leave one out: fields={chosen}."
+                    f"{call}: '{other}' and '{source}' would be '{name}' and '{here}'. Leave one out: fields={chosen}."
                 )
-        chosen[there] = here if here == there else check_name(call, here)
+        chosen[source] = here if here == source else check_name(call, here)
     return chosen
 
 

@@ -131,11 +131,11 @@ class Reader:
 
     def cuts(self) -> np.ndarray:
         """Return after which rows is a cut, bool[T, E]."""
-        there = self.mask(0, self.steps)
+        exists = self.mask(0, self.steps)
         if self.state.anchors is None:
-            return np.zeros_like(there)
-        slots = self.slots(*np.indices(there.shape))
-        return there & (np.asarray(self.state.anchors.flags)[slots] & CUT > 0)
+            return np.zeros_like(exists)
+        slots = self.slots(*np.indices(exists.shape))
+        return exists & (np.asarray(self.state.anchors.flags)[slots] & CUT > 0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -107,20 +107,20 @@ def minari(
     name, folder = _found(id, source)
     path = root_of(_CALL, root) / "minari" / name
     asked = json.dumps({"skip": sorted(skip), "infos": sorted(infos), "dtypes": dict(dtypes or {})}, sort_keys=True)
-    there = (path / NAME).exists()
+    exists = (path / NAME).exists()
     if download == "force":
         _download(name, folder, source, force=True)
         if is_dataset(path):  # finished or not
             delete(path)
-            there = False
+            exists = False
     if not (folder / "metadata.json").is_file():
-        if there:
+        if exists:
             _check_same(path, asked, None)
             return opened(path, view, sampler)
         if not download:
             raise FileNotFoundError(f"{_CALL}: no data set '{name}' at {folder}. Pass download=True, or source=.")
         _download(name, folder, source, force=False)
-    if there:
+    if exists:
         _check_same(path, asked, _mark(folder))
         return opened(path, view, sampler)
     settings = Settings(None, codec, segment_rows, functools.partial(_open.check, path, view, sampler))
@@ -284,8 +284,8 @@ def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: S
     recorded = columns_of(where, _dicts(episode.infos or {}), prefix="infos/")
     for name in infos:
         if not (leaves := under(f"infos/{name}", recorded)):
-            there = ", ".join(leaf.removeprefix("infos/") for leaf in recorded) or "nothing"
-            raise ValueError(f"{where}: infos has '{name}', but the episode recorded {there}.")
+            names = ", ".join(leaf.removeprefix("infos/") for leaf in recorded) or "nothing"
+            raise ValueError(f"{where}: infos has '{name}', but the episode recorded {names}.")
         found |= {leaf: recorded[leaf] for leaf in leaves}
     out = {}
     for name, column in found.items():

@@ -78,8 +78,8 @@ class Program:
                 raise TypeError(f"{CALL}: fn returns leaf '{name}' as {leaf.dtype}; expected numbers or booleans.")
         shapes = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in leaves.items()}
         structure = None if _only_dicts(out) else row_schema.encode(jax.tree.structure(out))
-        if (own := row_schema.custom_node(structure)) is not None:
-            raise TypeError(f"{CALL}: fn returns a {own}; expected dicts, lists and tuples of arrays.")
+        if (custom := row_schema.custom_node(structure)) is not None:
+            raise TypeError(f"{CALL}: fn returns a {custom}; expected dicts, lists and tuples of arrays.")
         self.schema = dataset.Schema(shapes, structure, codec)
 
     def __call__(self, row: PyTree) -> PyTree:

@@ -86,8 +86,8 @@ def to_minari(
     if path.exists():
         raise FileExistsError(f"{_CALL}: {path} exists, and was not changed. Choose another id, or delete it.")
     reader = Reader(_CALL, buffer, state)
-    given = (observation, action, reward, terminated, truncated, next_observation, final_observation)
-    roles, leaves, plan = plan_steps(reader, *given)
+    named = (observation, action, reward, terminated, truncated, next_observation, final_observation)
+    roles, leaves, plan = plan_steps(reader, *named)
     if not plan.keep.any():
         raise ValueError(f"{_CALL}: no row has a known next observation; expected one step at least.")
     _check_leaves(reader, leaves)

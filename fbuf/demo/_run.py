@@ -174,8 +174,8 @@ def run(
             metrics.append(jax.block_until_ready(measured))
         if i % every == 0 or i == settings.steps - 1:
             played = actor.time * _dqn.LANES
-            held = int(buffer.size(replay))
-            memory.append((played, held, sum(buffer.nbytes(replay).values())))
+            size = int(buffer.size(replay))
+            memory.append((played, size, sum(buffer.nbytes(replay).values())))
         if i == 0:
             clock = _Clock()
         progress(i + 1, _shown(actor, measured, memory[-1][2]))

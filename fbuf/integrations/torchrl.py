@@ -82,19 +82,19 @@ class _Leaf:
         for start in range(0, len(number), _BLOCK * lanes):
             part = slice(start, start + _BLOCK * lanes)
             step, lane = np.divmod(number[part], lanes)
-            given = {offset: array[part] for offset, array in rows.items()}
+            updates = {offset: array[part] for offset, array in rows.items()}
             steps = step[::lanes]
             every = (steps[:, None] * lanes + np.arange(lanes)).ravel()
-            if len(given) < wanted or not np.array_equal(number[part], every):  # read the others, and store all again
+            if len(updates) < wanted or not np.array_equal(number[part], every):  # read the others, and store all again
                 steps, nth = np.unique(step, return_inverse=True)
                 whole = np.repeat(steps, lanes), np.tile(np.arange(lanes), len(steps))
                 merged = dict(enumerate(self.pairs.read(*whole, (0, 1)[:wanted])))
-                for offset, array in given.items():
+                for offset, array in updates.items():
                     merged[offset][nth * lanes + lane] = array
-                given = merged
+                updates = merged
             shape = len(steps), lanes, *self.pairs.column.shape
-            following = given[1].reshape(shape) if wanted == 2 else None
-            self.pairs.extend(given[0].reshape(shape), following, steps)
+            following = updates[1].reshape(shape) if wanted == 2 else None
+            self.pairs.extend(updates[0].reshape(shape), following, steps)
 
 
 def _numpy_dtype(dtype: torch.dtype) -> Any:
@@ -161,10 +161,10 @@ class _Rows(torch.Tensor):  # type: ignore[misc]
         if waiting is None:
             self._leaf.write(number.reshape(-1), {self._offset: array})
         else:
-            given = waiting.setdefault(self._leaf, {})
-            if self._offset in given:
-                _write_waiting(self._leaf, given)
-            given[self._offset] = number.reshape(-1), array
+            updates = waiting.setdefault(self._leaf, {})
+            if self._offset in updates:
+                _write_waiting(self._leaf, updates)
+            updates[self._offset] = number.reshape(-1), array
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -182,10 +182,10 @@ class _Rows(torch.Tensor):  # type: ignore[misc]
             return tensors.setdefault(id(value), value.read()) if isinstance(value, _Rows) else value
 
         result = func(*tree_map(read, args), **tree_map(read, kwargs))
-        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        arguments = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                for value in tree_leaves(given.get(argument.name)):
+                for value in tree_leaves(arguments.get(argument.name)):
                     if isinstance(value, _Rows):
                         value[...] = tensors[id(value)]
                         result = value if result is tensors[id(value)] else result
@@ -213,15 +213,15 @@ class _Rows(torch.Tensor):  # type: ignore[misc]
         return _Rows, (self._leaf, self._offset, self._number)
 
 
-def _write_waiting(leaf: _Leaf, given: dict[int, tuple[Array, Array]]) -> None:
+def _write_waiting(leaf: _Leaf, updates: dict[int, tuple[Array, Array]]) -> None:
     """Store rows by offset, those of both offsets together."""
-    (number, _), *others = given.values()
+    (number, _), *others = updates.values()
     if all(np.array_equal(number, other) for other, _ in others):
-        leaf.write(number, {offset: array for offset, (_, array) in given.items()})
+        leaf.write(number, {offset: array for offset, (_, array) in updates.items()})
     else:
-        for offset, (number, array) in given.items():
+        for offset, (number, array) in updates.items():
             leaf.write(number, {offset: array})
-    given.clear()
+    updates.clear()
 
 
 class _Checkpointer(TensorStorageCheckpointer):  # type: ignore[misc]
@@ -373,8 +373,8 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
             super().set(cursor, data, set_cursor=set_cursor)
         finally:
             _waiting.reset(token)
-        for leaf, given in waiting.items():
-            _write_waiting(leaf, given)
+        for leaf, updates in waiting.items():
+            _write_waiting(leaf, updates)
 
     # ---------------------------------------------------------------- reading
 

@@ -207,7 +207,7 @@ def _episodes(reader: Reader, ends: tuple[str, ...]) -> tuple[np.ndarray, int]:
     end = reader.cuts()
     for name in ends:
         end |= reader.flag(name)
-    there = reader.mask(0, reader.steps)
+    exists = reader.mask(0, reader.steps)
     before = np.cumsum(end, axis=0, dtype=np.int64) - end
     ids = before * len(reader.sizes) + np.arange(len(reader.sizes))
-    return np.where(there, ids, -1), len(np.unique(ids[there]))
+    return np.where(exists, ids, -1), len(np.unique(ids[exists]))

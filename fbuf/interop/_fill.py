@@ -139,13 +139,19 @@ def _buffer(source: Source, steps: int, buffer: Buffer | None, capacity: int | N
     call, lanes = source.call, source.lanes or 1
     if buffer is None:
         room = capacity if capacity is not None else max(steps, 1) * lanes
-        own = source.priority is not None
-        buffer = prioritized(room, *source.exponents, lanes=source.lanes) if own else Buffer(room, lanes=source.lanes)
+        has_priority = source.priority is not None
+        buffer = (
+            prioritized(room, *source.exponents, lanes=source.lanes)
+            if has_priority
+            else Buffer(room, lanes=source.lanes)
+        )
     elif capacity is not None:
         raise ValueError(f"{call}: both buffer and capacity are given; expected one of them. Drop capacity={capacity}.")
     if buffer.lanes != source.lanes:
-        there, here = ("one stream (lanes=None)" if n is None else f"{n} lanes" for n in (source.lanes, buffer.lanes))
-        raise ValueError(f"{call}: rows are in {there}, but buffer has {here}. Use Buffer(..., lanes={source.lanes}).")
+        of_rows, here = ("one stream (lanes=None)" if n is None else f"{n} lanes" for n in (source.lanes, buffer.lanes))
+        raise ValueError(
+            f"{call}: rows are in {of_rows}, but buffer has {here}. Use Buffer(..., lanes={source.lanes})."
+        )
     if steps > buffer.geometry.length:
         raise ValueError(
             f"{call}: there are {steps * lanes} rows, but the buffer holds {buffer.capacity}. Use capacity={steps * lanes}, "

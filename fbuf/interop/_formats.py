@@ -116,7 +116,7 @@ def chosen_steps(call: str, columns: Collection[str], fields: Fields) -> dict[st
         raise TypeError(f"{call}: fields is {fields!r}; expected a dict, or names.")
     known = {name_of(name): renamed(name_of(name), NAMES) for name in fields}
     named = fields.items() if isinstance(fields, Mapping) else known.items()
-    chosen = {there if there in columns else known[there]: here for there, here in named}
+    chosen = {source if source in columns else known[source]: here for source, here in named}
     ends = {n: n for n in usual if n in ("terminated", "truncated") or chosen.get(n.removeprefix("next_")) == n[5:]}
     lost = [n for n in usual if n.startswith("next_") and n not in chosen and chosen.get(n[5:], n[5:]) != n[5:]]
     if lost:
@@ -188,8 +188,8 @@ def check_ends(call: str, what: str, ends: str | None, done: Column | None) -> s
 
 
 def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
-    there = (reader.others | reader.columns).items()
-    slots = {renamed(name[6:], NAMES): column for name, column in there if name.startswith("_meta/")}
+    found = (reader.others | reader.columns).items()
+    slots = {renamed(name[6:], NAMES): column for name, column in found if name.startswith("_meta/")}
     room = slots["reward"].rows
     if missing := [name for name in ("action", "terminated", "truncated") if name not in slots]:
         raise ValueError(f"{path}: has no _meta/{missing[0]}; expected a ReplayBuffer of tianshou 0.5 or later.")

@@ -147,12 +147,12 @@ class Reader:
         def read(first: int, last: int) -> np.ndarray:
             with _ReportDamage(path, f": data set '{name}'"):
                 out = empty((last - first, *shape[1:]), dtype)
-                here = there = h5.h5s.ALL
+                here = selection = h5.h5s.ALL
                 if out.shape != shape:
-                    here, there = h5.h5s.create_simple(out.shape), data.get_space()
-                    there.select_hyperslab((first, *(0 for _ in shape[1:])), out.shape)
+                    here, selection = h5.h5s.create_simple(out.shape), data.get_space()
+                    selection.select_hyperslab((first, *(0 for _ in shape[1:])), out.shape)
                 if out.size:
-                    data.read(here, there, out)
+                    data.read(here, selection, out)
                 return out
 
         return Column(shape[1:], dtype, read, shape[0])

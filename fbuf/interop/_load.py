@@ -182,25 +182,25 @@ def from_file(
     """
     call, path = "from_file", Path(path).expanduser()
     made = Source("arrays", {}, -1, lanes, call=f"{call}: {path}", fields=fields, dtypes=dtypes, rows=rows)
-    given = {"ends": ends, "lanes": lanes, "episode_end": episode_end, "mask": mask}
+    options = {"ends": ends, "lanes": lanes, "episode_end": episode_end, "mask": mask}
     if path.is_dir():
-        return _checked_use(_formats.from_folder(path, made, ends), given, "ends")
+        return _checked_use(_formats.from_folder(path, made, ends), options, "ends")
     _formats.refuse(call, path)
     reader = opened(call, path)
     try:
         found = _formats.recognise(path, reader, made, ends, mask)
         if found is not None:
-            return _checked_use(found, given, *(("ends", "mask") if found.format.startswith("robomimic") else ()))
+            return _checked_use(found, options, *(("ends", "mask") if found.format.startswith("robomimic") else ()))
         found = _plain(path, reader, made, ends, episode_end)
-        return _checked_use(found, given, "episode_end", *(() if found.format == _ROWS else ("ends", "lanes")))
+        return _checked_use(found, options, "episode_end", *(() if found.format == _ROWS else ("ends", "lanes")))
     except BaseException:
         reader.close()  # which the error's traceback would keep open
         raise
 
 
-def _checked_use(source: Source, given: Mapping[str, Any], *used: str) -> Source:
+def _checked_use(source: Source, options: Mapping[str, Any], *used: str) -> Source:
     """Return the source. Raises ValueError: an argument is given that it does not use."""
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None and name not in used:
             raise ValueError(f"{source.call}: {name} is {value!r}, which the format '{source.format}' has no use for.")
     return source
@@ -215,9 +215,9 @@ def _plain(path: Path, reader: Reader, made: Source, ends: Ends, episode_end: Se
     if about is not None:
         exists = columns.pop(_export.MASK, None)
         extra = None if episode_end is None else tuple(episode_end)
-        own = {"format": _ROWS, "lanes": about["lanes"], "mask": None if exists is None else exists.read}
+        settings = {"format": _ROWS, "lanes": about["lanes"], "mask": None if exists is None else exists.read}
         return dataclasses.replace(
-            made, columns=columns, steps=about["steps"], **own, plain=extra is None, episode_end=extra
+            made, columns=columns, steps=about["steps"], **settings, plain=extra is None, episode_end=extra
         )
     _guards.check_ring(made.call, columns, made.fields)
     forward = path.suffix == ".npz"

@@ -262,7 +262,7 @@ def from_ogbench(
 
         return dataclasses.replace(column, read=read, rows=len(step))
 
-    columns = {here: taken(found[there]) for there, here in names.items()}
+    columns = {here: taken(found[source]) for source, here in names.items()}
     if "next_observations" not in found:
         columns[NEXT] = taken(opened()["observations"], 1)  # a member of a zip is read forwards, once
     ended = masks[step] == 0
@@ -300,7 +300,7 @@ def _chosen_tables(call: str, data: Iterable[Any], fields: Fields) -> Iterator[d
         names = (
             table if fields is None else choose_leaves(call, columns_of(call, table), chosen_steps(call, table, fields))
         )
-        yield table if fields is None else {here: table[there] for there, here in names.items()}
+        yield table if fields is None else {here: table[source] for source, here in names.items()}
 
 
 def _episode_tables(call: str, data: Iterable[Any]) -> Iterator[dict[str, Any]]:

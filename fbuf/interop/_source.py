@@ -198,7 +198,7 @@ class Source:
         """Return the columns to take, by their names here and in their dtypes, and their number of rows (per lane)."""
         call, ted = self.call, self.fields == "ted"
         names = choose_leaves(call, self.columns, self.fields, self.known)
-        columns = {here: self.columns[there] for there, here in names.items()}
+        columns = {here: self.columns[source] for source, here in names.items()}
         dtypes = dict(self.dtypes or {})
         flags = () if self.plain else ("terminated", "truncated", *(self.episode_end or ()))  # checked to be 0 or 1
         wide = {name: c.dtype.name for name, c in columns.items() if c.dtype.name in NARROW}
@@ -245,7 +245,7 @@ class Source:
             found = columns_of(self.call, item)
             if not found or any(column.rows for column in found.values()):
                 names = choose_leaves(self.call, found, self.fields, self.known)
-                rows = row_count(self.call, {there: found[there] for there in names})
+                rows = row_count(self.call, {source: found[source] for source in names})
                 yield dataclasses.replace(self, columns=found, tables=None, slots=False).taken()[0], rows
 
     def stored(self, exact: tuple[str, ...] = ()) -> tuple[dict[str, Any], Callable[..., Iterator[Block]], int]:

@@ -87,8 +87,8 @@ def to_ted(
       3 1 [0. 1. 2.] [1. 1. 3.] [0 0 1]
     """
     reader = Reader(_CALL, buffer, state)
-    given = (observation, action, reward, terminated, truncated, next_observation, final_observation)
-    roles, leaves, plan = plan_steps(reader, *given)
+    named = (observation, action, reward, terminated, truncated, next_observation, final_observation)
+    roles, leaves, plan = plan_steps(reader, *named)
     rows = int(plan.keep.sum())
     columns: list[_Column] = list(_columns(reader, plan, roles, leaves, names))
     if episode is not None:
@@ -127,9 +127,9 @@ def _columns(
             found = reader.leaf(leaf, reader.slots(age + plan.from_next[age, lane], lane), block)
             last = plan.from_final[age, lane]
             if final is not None and last.any():
-                own = np.where(last, reader.slots(age, lane), reader.buffer.capacity)
+                slot = np.where(last, reader.slots(age, lane), reader.buffer.capacity)
                 expand = last.reshape(-1, *(1,) * (found.ndim - 1))
-                found = np.where(expand, reader.leaf(final, own, block), found)
+                found = np.where(expand, reader.leaf(final, slot, block), found)
             yield found
 
     def flags(flag: np.ndarray) -> Iterator[np.ndarray]:

@@ -83,15 +83,15 @@ class Episodes:
 
     @np.errstate(invalid="ignore")  # of infinite rewards
     def _found(self) -> list[Episode]:
-        reader, held = self.reader, self.reader.mask(0, self.reader.steps)
+        reader, exists = self.reader, self.reader.mask(0, self.reader.steps)
         flags = {name: reader.flag(name) for name in self.ends}
-        cut, reset = reader.cuts(), np.zeros_like(held)
+        cut, reset = reader.cuts(), np.zeros_like(exists)
         end = cut.copy()
         for flag in flags.values():
             end |= flag
         lost = (reader.sizes == self.buffer.geometry.length) & (not isinstance(self.buffer.writer, Frozen))
         if self.state.anchors is not None:
-            bits = np.where(held, np.asarray(self.state.anchors.flags)[reader.slots(*np.indices(held.shape))], 0)
+            bits = np.where(exists, np.asarray(self.state.anchors.flags)[reader.slots(*np.indices(exists.shape))], 0)
             reset, end = bits & anchors.RESET > 0, end & (bits & anchors.RESET == 0) | (bits & anchors.END > 0)
             lost &= bits[0] & anchors.START == 0 if len(bits) else False
         rewards, found = self._rewards(), []

@@ -180,8 +180,8 @@ def _sheet(call: str, strips: list[_Strip], heading: str, ax: Any) -> Any:
     for i, (image, _) in enumerate(strips):
         top = round((i // columns) * (height + line * 1.35) + line)
         left = round((i % columns) * (across + width * 0.06) / columns)
-        piece = image[: sheet.shape[0] - top, : sheet.shape[1] - left]
-        sheet[top : top + piece.shape[0], left : left + piece.shape[1]] = piece
+        shown = image[: sheet.shape[0] - top, : sheet.shape[1] - left]
+        sheet[top : top + shown.shape[0], left : left + shown.shape[1]] = shown
         places.append((left, top))
     axes = _style.new_axes(call, ax, (WIDTH, WIDTH * sheet.shape[0] / sheet.shape[1] + 0.4))
     axes.imshow(sheet, interpolation="nearest" if height < 2 * LEAST else "antialiased")

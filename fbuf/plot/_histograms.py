@@ -154,8 +154,8 @@ def found_in(buffer: Any, state: Any) -> Seen:
 def draw_shares(axes: Any, values: np.ndarray, found: Seen, edges: np.ndarray, drawn: str = "of draws") -> None:
     """Draw the shares of anchors, filled, and of what is drawn, as a line."""
     palette = _style.colors(axes)
-    there = np.histogram(values, edges)[0] / values.size
-    axes.stairs(there, edges, fill=True, color=palette.first, alpha=0.75, label="of anchors")
+    of_anchors = np.histogram(values, edges)[0] / values.size
+    axes.stairs(of_anchors, edges, fill=True, color=palette.first, alpha=0.75, label="of anchors")
     chance = None if found.probability is None else found.probability[found.anchor].astype(np.float64)
     if chance is not None and chance.sum() > 0:
         shares = np.histogram(values, edges, weights=chance)[0] / chance.sum()
@@ -201,11 +201,11 @@ class Evolution:
           ValueError: the buffer has no priorities to record.
         """
         call = "plot.Evolution.record"
-        of, held = _style.opened(call, buffer, state)
-        sampler = _style.whole(of, held)[0].sampler
+        of, whole_state = _style.opened(call, buffer, state)
+        sampler = _style.whole(of, whole_state)[0].sampler
         if self.of == "priorities" and not sampler.prioritized:
             raise ValueError(f"{call}: {sampler!r} has no priorities. Use Evolution('ages').")
-        found: Quantiles | None = getattr(of.summary(held, compare=0), self.of)
+        found: Quantiles | None = getattr(of.summary(whole_state, compare=0), self.of)
         step = step if step is not None else (self.steps[-1] + 1 if self.steps else 0)
         if found is not None:
             self.steps.append(float(step))

@@ -44,13 +44,13 @@ def overview(buffer: Buffer | Replay, state: BufferState | None = None, key: Any
     """
     call = "plot.overview"
     buffer, state = _style.opened(call, buffer, state)
-    of, held = _style.whole(buffer, state)
+    of, whole_state = _style.whole(buffer, state)
     known = bool(of.ends) and of.writer.streams
     tops: list[tuple[str, Any]] = [("ages", ages)]
     tops += [("priorities", priorities)] if of.sampler.prioritized else []
     tops += [("episode_lengths", episode_lengths)] if known else []
     tops += [("shards", _shards)] if of is not buffer else []
-    spec, _ = of.storage.spec(held.rows)
+    spec, _ = of.storage.spec(whole_state.rows)
     pictures = any(is_frames(leaf.shape) for leaf in spec.values())
     if figure is None:
         figure = _style.import_pyplot(call).figure(figsize=(13.0, 7.6 if pictures else 6.4))

@@ -101,9 +101,9 @@ def suspicious(found: Episodes, leaves: dict[str, np.ndarray]) -> Iterator[str]:
         for one in running:
             if one.length > 10 * max(middle, most / 5):
                 yield f"lane {one.lane}: its newest {one.length:,} rows hold no end; episodes have {number(middle)} rows"
-        for lane, own in whole.items():
-            here = float(np.median(own))
-            if len(own) > 2 and not middle / 3 <= here <= middle * 3:
+        for lane, lane_lengths in whole.items():
+            here = float(np.median(lane_lengths))
+            if len(lane_lengths) > 2 and not middle / 3 <= here <= middle * 3:
                 yield f"lane {lane}: its episodes have {number(here)} rows, those of all lanes {number(middle)}"
     sizes = found.reader.sizes
     if sizes.size and 2 * sizes.min() < sizes.max():

@@ -15,9 +15,9 @@ from fbuf._core.sample import Sample
 
 def of_shard(batch: Sample, shard: int, shards: int, birth: int) -> Sample:
     """Return a batch of one shard, whose index names it."""
-    own: Any = np.where(batch.mask, np.int32(shard), np.int32(shards))
-    births: Any = np.full(own.shape, birth, np.uint32)
-    return dataclasses.replace(batch, index=dataclasses.replace(batch.index, shard=own, birth=births))
+    source: Any = np.where(batch.mask, np.int32(shard), np.int32(shards))
+    births: Any = np.full(source.shape, birth, np.uint32)
+    return dataclasses.replace(batch, index=dataclasses.replace(batch.index, shard=source, birth=births))
 
 
 def placed(batch: Sample, to: str, device: Any = None) -> Sample:
@@ -25,8 +25,8 @@ def placed(batch: Sample, to: str, device: Any = None) -> Sample:
     if to == "jax":
         if device is None and not has_64_bits(batch):
             return jax.device_put(batch)
-        own = jax.tree.map(functools.partial(_put, device=device), batch)
-        return own if device is None else dataclasses.replace(own, index=batch.index)
+        arrays = jax.tree.map(functools.partial(_put, device=device), batch)
+        return arrays if device is None else dataclasses.replace(arrays, index=batch.index)
     if to == "torch":
         from fbuf.torch import to_torch
 

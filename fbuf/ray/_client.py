@@ -118,11 +118,11 @@ class Client:
         routes = self._routes(len(leaves[0]))
         for shard, _, _ in routes:  # may raise: before any row is sent, so that the caller can repeat the call
             self._settle(shard, self._settings.in_flight - 1)
-        for shard, own, columns in routes:
+        for shard, shard_lanes, columns in routes:
             part: Any = (leaves, priority, mask)
             if columns is not None:
                 part = [x[:, columns] for x in leaves], *(x if np.ndim(x) < 2 else x[:, columns] for x in part[1:])
-            self._boxes[shard].post((own, *pack(part)))
+            self._boxes[shard].post((shard_lanes, *pack(part)))
 
     def _checked(self, rows: PyTree, priority: Any, mask: Any) -> tuple[list[Any], Any, Any]:
         """Return leaves, priority and mask as NumPy arrays."""
@@ -155,8 +155,8 @@ class Client:
         routes = []
         for shard in dict.fromkeys(lane // each for lane in lanes):
             columns = [i for i, lane in enumerate(lanes) if lane // each == shard]
-            own = [lanes[i] % each for i in columns]
-            routes.append((shard, own, None if len(own) == len(lanes) else columns))
+            local = [lanes[i] % each for i in columns]
+            routes.append((shard, local, None if len(local) == len(lanes) else columns))
         return routes
 
     def _outbox(self, shard: int) -> Outbox:
@@ -189,11 +189,11 @@ class Client:
 
     def _ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
         """Return the result of a call that can be repeated."""
-        held = [self._link.call(shard, method, *args) if reference is None else reference]
+        references = [self._link.call(shard, method, *args) if reference is None else reference]
         return self._again(
             shard,
-            lambda: self._link.result(held[0]),
-            lambda: held.__setitem__(0, self._link.call(shard, method, *args)),
+            lambda: self._link.result(references[0]),
+            lambda: references.__setitem__(0, self._link.call(shard, method, *args)),
         )
 
     def flush(self) -> None:
@@ -251,13 +251,13 @@ class Client:
             raise ValueError(f"{call}: mask has shape {list(mask.shape)}; expected {list(td_error.shape)}.")
         bad = ~np.isfinite(td_error) if mask is None else ~np.isfinite(td_error) & mask
         bad = bad.reshape(len(slot), -1).any(axis=1) & (shard < len(self._boxes))
-        for own in range(len(self._boxes)):
-            chosen = (shard == own) & ~bad
+        for number in range(len(self._boxes)):
+            chosen = (shard == number) & ~bad
             if chosen.any():
-                if len(self._updates[own]) >= self._most_waiting:
-                    self._send_updates(own)
+                if len(self._updates[number]) >= self._most_waiting:
+                    self._send_updates(number)
                 parts = (birth, slot, generation, td_error, mask)
-                self._updates[own].append((*(None if x is None else x[chosen] for x in parts), eta))  # copies
+                self._updates[number].append((*(None if x is None else x[chosen] for x in parts), eta))  # copies
         if bad.any():
             raise ValueError(
                 f"{call}: {counted(int(bad.sum()), 'TD error')} of {len(bad)} not finite; the others are set. Check the loss."
@@ -368,9 +368,9 @@ class Client:
             return _Request(size, options, plan, call, [self._draw(shard, plan, options) for shard in range(shards)])
         counts = np.stack([_draws.counts(used, size, self._rng.random()) for _ in range(number)])
         parts = []
-        for shard, own in enumerate(counts.T.tolist()):
-            if any(own):
-                parts.append(self._draw(shard, own, options))
+        for shard, quota in enumerate(counts.T.tolist()):
+            if any(quota):
+                parts.append(self._draw(shard, quota, options))
             else:  # its mass may have grown
                 self._probe(shard)
         return _Request(size, options, Plan((0, 0), counts, used), (), parts)
@@ -393,9 +393,9 @@ class Client:
             for shard, facts in enumerate(self._facts):
                 if not facts.number:
                     self._probe(shard)
-            there = any(facts.number for facts in self._facts)
+            known = any(facts.number for facts in self._facts)
             for shard, reference in list(self._probes.items()):
-                if there and not self._link.is_ready(reference):
+                if known and not self._link.is_ready(reference):
                     continue
                 del self._probes[shard]
                 try:
@@ -447,7 +447,7 @@ class Client:
             facts = [known._replace(rarest=np.inf) for known in self._facts]
             for shard, drawn in found.items():
                 facts[shard] = drawn.facts[i]
-            parts = {shard: own[i] for shard, own in samples.items() if own[i]}
+            parts = {shard: rows[i] for shard, rows in samples.items() if rows[i]}
             batches.append(self._joined(parts, facts, plan.used, request.options.get("beta")))
         for shard, drawn in found.items():
             self._facts[shard] = drawn.facts[-1]

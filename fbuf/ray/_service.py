@@ -162,9 +162,9 @@ class RayReplay:
                 f"{call}: durable is True, but nothing is saved while it runs. Use RayReplay(..., path='/data/replay', "
                 f"save_every=100)."
             )
-        own = None if lanes is None else tuple(int(lane) for lane in lanes)
+        numbers = None if lanes is None else tuple(int(lane) for lane in lanes)
         calls: Any = {"in_flight": in_flight, "timeout": float(timeout), "durable": durable}
-        return Client(self._settings._replace(lanes=own, group=(rank, ranks), group_name=group, **calls))
+        return Client(self._settings._replace(lanes=numbers, group=(rank, ranks), group_name=group, **calls))
 
     def stats(self) -> dict[str, float]:
         """Return a flat dict of scalars: `Replay.stats` of each shard as `shard0/size`, and of the whole as `size`.

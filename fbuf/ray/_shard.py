@@ -204,9 +204,9 @@ class Shard:
     ) -> None:
         """Set priorities of rows drawn from this incarnation; `birth`, `slot` and `generation` are of their index."""
         buffer, size = self._replay.buffer, rounded(len(slot))
-        own = np.asarray(birth) == self._birth
-        slot = np.where(own, slot, buffer.capacity).astype(np.int32)
-        generation = np.where(own, generation, 0).astype(np.uint32)
+        is_current = np.asarray(birth) == self._birth
+        slot = np.where(is_current, slot, buffer.capacity).astype(np.int32)
+        generation = np.where(is_current, generation, 0).astype(np.uint32)
         index: Any = Index(padded(slot, size, buffer.capacity), padded(generation, size))  # type: ignore[arg-type]
         mask = None if mask is None else padded(mask, size)
         self._replay.update_priority(index, padded(td_error, size), mask=mask, eta=eta)
@@ -265,10 +265,10 @@ class Shard:
             while len(self._shares) > _MOST_SHARES:
                 del self._shares[next(iter(self._shares))]
         shares = self._shares[name]
-        own, shares[rank] = shares[rank], None
+        share, shares[rank] = shares[rank], None
         if not any(shares):
             del self._shares[name]
-        return own
+        return share
 
     def _draw(
         self, sizes: Sequence[int], options: dict[str, Any], patience: float | None = None

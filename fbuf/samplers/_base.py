@@ -95,9 +95,9 @@ class PrioritySampler(LogSampler):
 
     def _check(self) -> None:
         """Convert numbers to Python floats and raise ValueError for an invalid field."""
-        own, kind = vars(self), type(self).__name__
+        values, kind = vars(self), type(self).__name__
         for name in self.annealed:
-            value, most = own[name], self.most.get(name, float("inf"))
+            value, most = values[name], self.most.get(name, float("inf"))
             if value is None and name == "uniform":
                 continue
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -111,8 +111,8 @@ class PrioritySampler(LogSampler):
 
     def _initial_numbers(self) -> Array:
         """Return the numbers of a new state: `max_priority`, which is 1, and those of `annealed` that are not None."""
-        own = vars(self)
-        return jnp.asarray([1.0, *(own[name] for name in self.annealed if own[name] is not None)], jnp.float32)
+        values = vars(self)
+        return jnp.asarray([1.0, *(values[name] for name in self.annealed if values[name] is not None)], jnp.float32)
 
     def _initial_queue(self, geometry: Geometry, dense: bool) -> AnchorQueue | None:
         """Return the queue that uniform draws need, if any."""
@@ -137,11 +137,11 @@ def written_slots(change: AnchorChange, capacity: int) -> tuple[Array, Array, Ar
     """
     closed = jnp.where(change.close_mask, change.close_slot, jnp.int32(capacity))
     opened = jnp.where(change.open_mask, change.open_slot, jnp.int32(capacity))
-    given = change.priority >= jnp.float32(0)
+    has_priority = change.priority >= jnp.float32(0)
     largest = None
     if not isinstance(change.priority, np.ndarray):
-        largest = jnp.max(jnp.where(given & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
-    return jnp.concatenate([closed.reshape(-1), opened.reshape(-1)]), given.reshape(-1), largest
+        largest = jnp.max(jnp.where(has_priority & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
+    return jnp.concatenate([closed.reshape(-1), opened.reshape(-1)]), has_priority.reshape(-1), largest
 
 
 def largest_written(slot: Array, priority: Array, capacity: int) -> Array:

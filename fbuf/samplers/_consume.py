@@ -55,9 +55,9 @@ class FifoState:
 
 def init_queue(geometry: Geometry, dense: bool, times: int) -> FifoState:
     """Make an empty queue."""
-    held, used, oldest, slot, left = zeros(*(geometry.lanes,) * 3, *(geometry.capacity,) * 2)
+    counts, used, oldest, slot, left = zeros(*(geometry.lanes,) * 3, *(geometry.capacity,) * 2)
     first = jnp.zeros((), jnp.int32)
-    return FifoState(anchor_log.init(geometry, dense), held, used, oldest, slot, first, None if times == 1 else left)
+    return FifoState(anchor_log.init(geometry, dense), counts, used, oldest, slot, first, None if times == 1 else left)
 
 
 def number_waiting(queue: FifoState) -> Array:
@@ -67,17 +67,17 @@ def number_waiting(queue: FifoState) -> Array:
 
 def change_queue(queue: FifoState, change: AnchorChange, geometry: Geometry, token: Array, times: int) -> FifoState:
     """Append the anchors that opened, in order of time, then of lane."""
-    held, closed = anchor_log.close(queue.held, change, geometry)
+    counts, closed = anchor_log.close(queue.held, change, geometry)
     used, oldest = queue.used - closed, queue.oldest
     slot, mask = change.open_slot.reshape(-1), change.open_mask.reshape(-1)
     if mask.shape[0]:
         opened = jnp.take_along_axis(change.open_slot, jnp.argmax(change.open_mask, axis=0)[None], axis=0)[0]
-        oldest = jnp.where(held > used, oldest, opened)
+        oldest = jnp.where(counts > used, oldest, opened)
     place = queue.first + number_waiting(queue) + jnp.cumsum(mask, dtype=jnp.int32) - jnp.int32(1)
     left = queue.left
     return FifoState(
         log=anchor_log.apply(queue.log, change, geometry, token),
-        held=held + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32),
+        held=counts + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32),
         used=used,
         oldest=oldest,
         slot=slot_pool.put(queue.slot, modulo(place, geometry.capacity), slot, mask, token),

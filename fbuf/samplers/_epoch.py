@@ -127,7 +127,7 @@ class Epoch(LogSampler):
         check_bool("Epoch", "drop_last", self.drop_last)
 
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
-        start, closed, held = zeros(*(geometry.lanes,) * 3)
+        start, closed, counts = zeros(*(geometry.lanes,) * 3)
         position = EpochPosition(
             start=start,
             closed=closed,
@@ -136,15 +136,15 @@ class Epoch(LogSampler):
             key=jnp.zeros((2,), jnp.uint32) if self.shuffle else None,
             order=zeros(min(geometry.capacity, random.SHUFFLED))[0] if self.shuffle else None,
         )
-        return EpochState(log=anchor_log.init(geometry, dense), held=held, position=position)
+        return EpochState(log=anchor_log.init(geometry, dense), held=counts, position=position)
 
     def change(self, sampler: EpochState, change: AnchorChange, geometry: Geometry, token: Array) -> EpochState:
-        held, closed = anchor_log.close(sampler.held, change, geometry)
+        counts, closed = anchor_log.close(sampler.held, change, geometry)
         position = sampler.position
         lost = jnp.minimum(closed, position.start - position.closed)
         return EpochState(
             log=anchor_log.apply(sampler.log, change, geometry, token),
-            held=held + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32),
+            held=counts + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32),
             position=dataclasses.replace(position, closed=position.closed + lost),
         )
 
@@ -160,9 +160,9 @@ class Epoch(LogSampler):
     ) -> tuple[EpochState, Draw]:
         del options, token
         geometry = anchors.geometry
-        held = sampler.held
+        counts = sampler.held
         least = wanted if self.drop_last else jnp.int32(1)  # rows of the smallest batch
-        enough = (jnp.sum(held, dtype=jnp.int32) >= least) & (wanted > jnp.int32(0))
+        enough = (jnp.sum(counts, dtype=jnp.int32) >= least) & (wanted > jnp.int32(0))
 
         own_key = fresh_key(key)
 
@@ -179,7 +179,7 @@ class Epoch(LogSampler):
 
         def fill(batch: _Batch) -> _Batch:
             wants, new = searching(batch), begins(batch)
-            position = self._begin(batch.position, new, held, own_key())
+            position = self._begin(batch.position, new, counts, own_key())
             found, next = (jnp.where(new, jnp.int32(0), n) for n in (batch.found, batch.next))
             return self._take(_Batch(position, batch.chosen, found, next), wants, wanted, geometry)
 
@@ -221,10 +221,10 @@ class Epoch(LogSampler):
         nothing = jnp.zeros((geometry.capacity,), jnp.int32)
         drawn = nothing.at[slot].set((~waits).astype(jnp.int32), mode="drop")
         waiting = nothing.at[slot].set(waits.astype(jnp.int32), mode="drop").astype(jnp.float32)
-        held = jnp.maximum(jnp.sum(sampler.held, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
+        total = jnp.maximum(jnp.sum(sampler.held, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
         chance = waiting / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
         chance = jnp.where(
-            number > jnp.int32(0), chance, jnp.float32(1) / held
+            number > jnp.int32(0), chance, jnp.float32(1) / total
         )  # at the end of an epoch the next one begins
         return Inspected(chance, draws=drawn)
 
@@ -252,14 +252,14 @@ class Epoch(LogSampler):
         position = sampler.position
         return {"epoch": position.begun, "epoch_left": _size(position) - position.taken}
 
-    def _begin(self, position: EpochPosition, begins: Array, held: Array, key: Array) -> EpochPosition:
-        """Begin an epoch of the `held` anchors where `begins`, else return `position`."""
+    def _begin(self, position: EpochPosition, begins: Array, counts: Array, key: Array) -> EpochPosition:
+        """Begin an epoch of the `counts` anchors where `begins`, else return `position`."""
 
         def new(position: EpochPosition) -> EpochPosition:
             name, order = position.key, position.order
             if self.shuffle:
                 bits = jax.random.bits(key, (2 + order.shape[0],), jnp.uint32)
-                name, total = bits[:2], jnp.sum(held, dtype=jnp.int32)
+                name, total = bits[:2], jnp.sum(counts, dtype=jnp.int32)
                 few = begins & (total <= jnp.int32(random.SHUFFLED))
 
                 def shuffled(order: Array) -> Array:
@@ -267,8 +267,8 @@ class Epoch(LogSampler):
 
                 order = control_flow.cond(any_unbatched(few), shuffled, lambda order: order, order)
             fresh = EpochPosition(
-                start=held,
-                closed=jnp.zeros_like(held),
+                start=counts,
+                closed=jnp.zeros_like(counts),
                 taken=jnp.zeros((), jnp.int32),
                 begun=position.begun + jnp.uint32(1),
                 key=name,
@@ -285,18 +285,18 @@ class Epoch(LogSampler):
         # A few more than wanted, so one pass usually suffices even if some have closed.
         width = min(batch_size + batch_size // 8 + 8, geometry.capacity)
         size, ahead = _size(position), jnp.arange(width, dtype=jnp.int32)
-        there = wants & (ahead < size - next)
+        taken = wants & (ahead < size - next)
         number = self._at(position, next + ahead, size, geometry)
         lane, rank = anchor_log.lane_and_rank(position.start, number)
-        live = there & (rank >= position.closed[lane])
+        live = taken & (rank >= position.closed[lane])
         upto = found + jnp.cumsum(live, dtype=jnp.int32)
-        passed = there & (upto <= wanted)
+        passed = taken & (upto <= wanted)
         put = jnp.where(live & passed, upto - jnp.int32(1), jnp.int32(batch_size) + ahead)
         return _Batch(
             position=dataclasses.replace(position, taken=position.taken + jnp.sum(passed, dtype=jnp.int32)),
             chosen=chosen.at[put].set(number, mode="drop", unique_indices=True),
             found=upto[-1],
-            next=next + jnp.sum(there, dtype=jnp.int32),
+            next=next + jnp.sum(taken, dtype=jnp.int32),
         )
 
     def _at(self, position: EpochPosition, place: Array, size: Array, geometry: Geometry) -> Array:

@@ -103,13 +103,13 @@ class Ranked(PrioritySampler):
         )
 
     def change(self, sampler: RankedState, change: AnchorChange, geometry: Geometry, token: Array) -> RankedState:
-        slot, given, largest = _base.written_slots(change, geometry.capacity)
+        slot, has_priority, largest = _base.written_slots(change, geometry.capacity)
         first = rank_buckets.bucket_of(sampler.max_priority)
         if self.largest == "held":
-            token, held = order_after_reads(token, rank_buckets.highest(sampler.ranks))
+            token, highest = order_after_reads(token, rank_buckets.highest(sampler.ranks))
             least = rank_buckets.bucket_of(jnp.zeros((), jnp.float32))
-            first = jnp.where(held > least, held, rank_buckets.bucket_of(jnp.ones((), jnp.float32)))
-        bucket = jnp.where(given, rank_buckets.bucket_of(change.priority.reshape(-1)), first)
+            first = jnp.where(highest > least, highest, rank_buckets.bucket_of(jnp.ones((), jnp.float32)))
+        bucket = jnp.where(has_priority, rank_buckets.bucket_of(change.priority.reshape(-1)), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
         if largest is not None:
             sampler = _base.with_larger(sampler, largest)

@@ -150,7 +150,7 @@ class Staleness(LogSampler):
         )
 
     def change(self, sampler: StalenessState, change: AnchorChange, geometry: Geometry, token: Array) -> StalenessState:
-        held, closed = anchor_log.close(sampler.held, change, geometry)
+        counts, closed = anchor_log.close(sampler.held, change, geometry)
         upto = sampler.held[None, :] - jnp.sum(sampler.count, axis=0, dtype=jnp.int32)[None, :]
         upto = upto + jnp.cumsum(sampler.count, axis=0, dtype=jnp.int32)
         count = jnp.clip(upto - closed[None, :], jnp.int32(0), sampler.count)  # without the oldest `closed`
@@ -172,7 +172,7 @@ class Staleness(LogSampler):
             version = jnp.maximum(version, version if change.newest_stamp is None else change.newest_stamp)
         return StalenessState(
             log=anchor_log.apply(sampler.log, change, geometry, token),
-            held=held + opened,
+            held=counts + opened,
             stamp=stamp.at[place, lane].set(arrived.stamp, mode="drop"),
             count=count.at[place, lane].add(jnp.int32(1), mode="drop"),
             unit_size=arrived.unit_size,

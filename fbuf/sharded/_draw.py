@@ -34,20 +34,20 @@ class Whole(NamedTuple):
     least: jax.Array  # float32[D], the least probability of a row that weights are normalised by; -1: none
 
 
-def gather(sharded: Any, own: jax.Array) -> jax.Array:
+def gather(sharded: Any, local: jax.Array) -> jax.Array:
     """Return float32[D, K] of the numbers float32[K] of every shard. One `psum`, whose result is the same on all."""
     shards = sharded.shards
     mine = lax.iota(np.int32, shards)[:, None] == lax.axis_index(sharded.axis)
-    return lax.psum(jnp.where(mine, own[None, :], jnp.float32(0)), sharded.axis)
+    return lax.psum(jnp.where(mine, local[None, :], jnp.float32(0)), sharded.axis)
 
 
-def whole(sharded: Any, own: BufferState, anchors: AnchorSet, drawn: Draw | None = None) -> Whole:
+def whole(sharded: Any, local: BufferState, anchors: AnchorSet, drawn: Draw | None = None) -> Whole:
     """Return the shares of all shards; by their numbers of anchors if nothing has mass.
 
     `least` is of all rows; if weights are normalised by the batch, of those that each shard has `drawn`.
     """
     number = sum_of_lanes(anchors.counts).astype(jnp.float32)
-    mass = sharded.shard.sampler.mass(own.sampler, anchors)
+    mass = sharded.shard.sampler.mass(local.sampler, anchors)
     of_batch = drawn is not None and normalize_of(sharded) == "batch"
     if of_batch:
         assert drawn is not None
@@ -62,7 +62,7 @@ def normalize_of(sharded: Any) -> str | None:
     return sharded.shard.sampler.normalize
 
 
-def of_whole(sharded: Any, own: BufferState, every: Whole, drawn: Draw, beta: jax.Array | None) -> Draw:
+def of_whole(sharded: Any, local: BufferState, every: Whole, drawn: Draw, beta: jax.Array | None) -> Draw:
     """Return a shard's draw with the probabilities and weights of the whole, masked if its share is 0."""
     shards, share = sharded.shards, every.share[lax.axis_index(sharded.axis)]
     mask = drawn.mask & (share > jnp.float32(0))
@@ -71,7 +71,7 @@ def of_whole(sharded: Any, own: BufferState, every: Whole, drawn: Draw, beta: ja
     weight = jnp.where(mask, factor, jnp.float32(0))
     if sharded.shard.sampler.prioritized:
         factors = jnp.float32(shards) * every.share
-        beta = own.sampler.beta if beta is None else beta
+        beta = local.sampler.beta if beta is None else beta
         weight = weigh(sharded, every, chance, mask, beta, factor, factors)
     return masked_draw(drawn.slot, chance, mask, sharded.shard.geometry, weight)
 
@@ -101,39 +101,39 @@ def own_key(sharded: Any, key: jax.Array) -> jax.Array:
 
 
 def sample_local(
-    sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+    sharded: Any, local: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     """Draw this shard's part of a batch of `batch_size`."""
     buffer, shards = sharded.shard, sharded.shards
     key, size = own_key(sharded, key), batch_size // shards
     if shards == 1:
-        own, batch = read.sample.core(buffer, own, key, options, size)
-        return own, sharded_batch(sharded, batch)
-    anchors = state_ops.anchor_set(buffer, own)
+        local, batch = read.sample.core(buffer, local, key, options, size)
+        return local, sharded_batch(sharded, batch)
+    anchors = state_ops.anchor_set(buffer, local)
     if buffer.sampler.covers:
-        sampler, drawn, number = _draw_remaining(sharded, own, key, size, anchors, options)
+        sampler, drawn, number = _draw_remaining(sharded, local, key, size, anchors, options)
     else:
-        sampler, drawn = buffer.sampler.draw(own.sampler, key, size, anchors, options, own.token)
-        every = whole(sharded, own, anchors, drawn)
-        drawn, number = of_whole(sharded, own, every, drawn, options.get("beta")), every.number
-    window = read.window_of(buffer, own, key, drawn, anchors)
-    own, batch = read.read_drawn(buffer, own.replace(sampler=sampler), key, drawn, window, partly=True)
-    return count_empty(sharded, own, number), sharded_batch(sharded, batch)
+        sampler, drawn = buffer.sampler.draw(local.sampler, key, size, anchors, options, local.token)
+        every = whole(sharded, local, anchors, drawn)
+        drawn, number = of_whole(sharded, local, every, drawn, options.get("beta")), every.number
+    window = read.window_of(buffer, local, key, drawn, anchors)
+    local, batch = read.read_drawn(buffer, local.replace(sampler=sampler), key, drawn, window, partly=True)
+    return count_empty(sharded, local, number), sharded_batch(sharded, batch)
 
 
 def _draw_remaining(
-    sharded: Any, own: BufferState, key: jax.Array, size: int, anchors: AnchorSet, options: dict[str, jax.Array]
+    sharded: Any, local: BufferState, key: jax.Array, size: int, anchors: AnchorSet, options: dict[str, jax.Array]
 ) -> tuple[Any, Draw, jax.Array]:
     """Draw from a sampler that draws all anchors equally often; weights are 1. Also return the anchors of all shards."""
     part: Any = sharded.shard.sampler
-    sampler, wanted, may_draw = own.sampler, jnp.int32(size), None
+    sampler, wanted, may_draw = local.sampler, jnp.int32(size), None
     if part.epochs:
         sampler, may_draw, number = _epoch_of_all(sharded, sampler, wanted)
         wanted = jnp.where(may_draw, wanted, jnp.int32(0))
     else:
         available = part.available(sampler, sum_of_lanes(anchors.counts))
         number = lax.psum(available, sharded.axis).astype(jnp.float32)
-    sampler, drawn = part.draw_some(sampler, key, size, wanted, anchors, options, own.token)
+    sampler, drawn = part.draw_some(sampler, key, size, wanted, anchors, options, local.token)
     chance = jnp.broadcast_to(jnp.float32(1) / jnp.maximum(number, jnp.float32(1)), (size,))
     of_all = masked_draw(drawn.slot, chance, drawn.mask, sharded.shard.geometry)
     if may_draw is not None:
@@ -159,11 +159,11 @@ def _epoch_of_all(sharded: Any, sampler: Any, wanted: jax.Array) -> tuple[Any, j
     return dataclasses.replace(sampler, position=position), may_draw, lax.psum(number, sharded.axis).astype(jnp.float32)
 
 
-def count_empty(sharded: Any, own: BufferState, number: jax.Array) -> BufferState:
+def count_empty(sharded: Any, local: BufferState, number: jax.Array) -> BufferState:
     """Count a draw from an empty buffer, on the first shard."""
     is_first = lax.axis_index(sharded.axis) == jnp.int32(0)
     is_empty = (number <= jnp.float32(0)) & is_first
-    return own.replace(counters=state_ops.count_up(own, empty_samples=is_empty))
+    return local.replace(counters=state_ops.count_up(local, empty_samples=is_empty))
 
 
 def sharded_batch(sharded: Any, batch: Sample) -> Sample:

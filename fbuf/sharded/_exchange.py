@@ -41,23 +41,23 @@ def batch_specs(sharded: Any, *_: Any) -> Sample:
 
 @operation(same, same, out=batch_specs)
 def sample(
-    sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+    sharded: Any, local: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     """Draw a batch of `batch_size`; return this device's part of it."""
     draw = sample_global if sharded.draw == "global" and sharded.shards > 1 else sample_local
-    return draw(sharded, own, key, options, batch_size)
+    return draw(sharded, local, key, options, batch_size)
 
 
 def sample_global(
-    sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+    sharded: Any, local: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     """Draw a batch of `batch_size` from all shards in proportion to their mass; return this device's part of it."""
     buffer, shards, axis = sharded.shard, sharded.shards, sharded.axis
     me, size = lax.axis_index(axis).astype(jnp.int32), batch_size // shards
     block = min(-(-int(np.ceil(SLACK * size)) // shards), size)  # rows from one shard to one device at once
     most = block * shards
-    anchors = state_ops.anchor_set(buffer, own)
-    every = whole(sharded, own, anchors)
+    anchors = state_ops.anchor_set(buffer, local)
+    every = whole(sharded, local, anchors)
     stratified = buffer.sampler.stratified
     uniform = jax.random.uniform(jax.random.fold_in(key, _COUNTS), () if stratified else (batch_size,), jnp.float32)
     end = quota.ends_by_mass(every.share, batch_size, uniform)
@@ -74,46 +74,46 @@ def sample_global(
 
     def exchange(state: BufferState, number: jax.Array) -> tuple[BufferState, Any]:
         """Draw and send the rows of one round; return the rows that this device asked for in it."""
-        own, first = state, number * jnp.int32(most)
+        local, first = state, number * jnp.int32(most)
         round_key = jax.random.fold_in(key, number)
-        _, drawn = buffer.sampler.draw(own.sampler, round_key, most, anchors, options, own.token)
+        _, drawn = buffer.sampler.draw(local.sampler, round_key, most, anchors, options, local.token)
         # Device q gets the rows that are equal to q modulo D in the batch.
         offset = (each - start[me] - first) % jnp.int32(shards)
         at = (offset[:, None] + jnp.int32(shards) * lax.iota(np.int32, block)[None, :]).reshape(-1)
         mask = drawn.mask[at] & (first + at < end[me] - start[me]) & (every.share[me] > jnp.float32(0))
         drawn = masked_draw(drawn.slot[at], drawn.probability[at] * every.share[me], mask, buffer.geometry)
-        window = read.window_of(buffer, own, round_key, drawn, anchors)
-        own, batch = read.read_drawn(buffer, own, round_key, drawn, window, partly=True)
+        window = read.window_of(buffer, local, round_key, drawn, anchors)
+        local, batch = read.read_drawn(buffer, local, round_key, drawn, window, partly=True)
         sent = (batch.data, batch.index, batch.probability, batch.mask)
         blocks = jax.tree.map(lambda leaf: leaf.reshape(shards, block, *leaf.shape[1:]), sent)
         received = _blocks.exchange(blocks, axis)
         column = (nth - first - (me - start[owner] - first) % jnp.int32(shards)) // jnp.int32(shards)
         column = jnp.clip(column, jnp.int32(0), jnp.int32(block - 1))
-        return own, jax.tree.map(lambda leaf: leaf[owner, column], received)
+        return local, jax.tree.map(lambda leaf: leaf[owner, column], received)
 
     def again(carry: Any) -> Any:
         number, counters, token, rows = carry
-        after, found = exchange(own.replace(counters=counters, token=token), number)
+        after, found = exchange(local.replace(counters=counters, token=token), number)
         mine = nth // jnp.int32(most) == number
         rows = jax.tree.map(lambda new, old: jnp.where(expand(mine, new.ndim), new, old), found, rows)
         return number + jnp.int32(1), after.counters, after.token, rows
 
-    shapes = jax.eval_shape(lambda: exchange(own, jnp.zeros((), jnp.int32))[1])
+    shapes = jax.eval_shape(lambda: exchange(local, jnp.zeros((), jnp.int32))[1])
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    first = (jnp.zeros((), jnp.int32), own.counters, own.token, empty)
+    first = (jnp.zeros((), jnp.int32), local.counters, local.token, empty)
     _, counters, token, rows = control_flow.while_loop(lambda carry: carry[0] < rounds, again, first)
-    batch = _batch(sharded, own, rows, owner, every, options)
-    return count_empty(sharded, own.replace(counters=counters, token=token), every.number), batch
+    batch = _batch(sharded, local, rows, owner, every, options)
+    return count_empty(sharded, local.replace(counters=counters, token=token), every.number), batch
 
 
 def _batch(
-    sharded: Any, own: BufferState, rows: Any, owner: jax.Array, every: Whole, options: dict[str, jax.Array]
+    sharded: Any, local: BufferState, rows: Any, owner: jax.Array, every: Whole, options: dict[str, jax.Array]
 ) -> Sample:
     """Return the batch of rows (data, index, probability, mask) of the shards int32[B / D] `owner`."""
     data, index, chance, mask = rows
     weight = mask.astype(jnp.float32)
     if sharded.shard.sampler.prioritized:
-        beta = options.get("beta", own.sampler.beta)
+        beta = options.get("beta", local.sampler.beta)
         weight = weigh(sharded, every, chance, mask, beta, jnp.float32(1), None)
     shard = jnp.where(mask, owner, jnp.int32(sharded.shards))
     index = Index(jnp.where(mask, index.slot, jnp.int32(sharded.shard.capacity)), index.generation, shard=shard)

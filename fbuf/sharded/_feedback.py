@@ -25,7 +25,7 @@ from fbuf.sharded._operation import operation, same, split
 
 @operation(split, split, split, same)
 def update_priority(
-    sharded: Any, own: BufferState, index: Index, td_error: jax.Array, mask: Any, eta: Any
+    sharded: Any, local: BufferState, index: Index, td_error: jax.Array, mask: Any, eta: Any
 ) -> tuple[BufferState, None]:
     """Set the priorities of this shard's rows among those of all devices."""
     buffer, shards = sharded.shard, sharded.shards
@@ -39,21 +39,21 @@ def update_priority(
         error, slots = error.reshape(-1), state_ops.flat_index(slots, mask, buffer.capacity)
     shard, slots, is_masked = homes(sharded, index.shard.reshape(-1), slots)
     if shards == 1:
-        return priorities.update_priority.core(buffer, own, slots, error, None, None)
+        return priorities.update_priority.core(buffer, local, slots, error, None, None)
     if sharded.draw == "global":
-        return _send(sharded, own, shard, slots, error), None
+        return _send(sharded, local, shard, slots, error), None
     is_home = shard == me
     here = Index(jnp.where(is_home, slots.slot, nowhere), jnp.where(is_home, slots.generation, jnp.uint32(0)))
-    after = priorities.update_priority.core(buffer, own, here, error, None, None)[0]
+    after = priorities.update_priority.core(buffer, local, here, error, None, None)[0]
     elsewhere = jnp.any(~is_home & ~is_masked).astype(jnp.float32)
     elsewhere, largest = lax.pmax(jnp.stack([elsewhere, _largest(sharded, after)]), sharded.axis)
     some = elsewhere > jnp.float32(0)
     # If any are sent, all are set again, in the order of the batch, and counted then.
-    after = after.replace(counters=jnp.where(some, own.counters, after.counters))
+    after = after.replace(counters=jnp.where(some, local.counters, after.counters))
     after = _with_largest(sharded, after, largest)
 
-    def send(_: jax.Array, own: BufferState, error: jax.Array) -> tuple[BufferState, jax.Array]:
-        return _send(sharded, own, shard, slots, error), error
+    def send(_: jax.Array, local: BufferState, error: jax.Array) -> tuple[BufferState, jax.Array]:
+        return _send(sharded, local, shard, slots, error), error
 
     return update_if(some, send, after, error)[0], None
 
@@ -70,7 +70,7 @@ def homes(sharded: Any, shard: jax.Array, index: Index) -> tuple[jax.Array, Inde
     return jnp.where(is_masked, shards, jnp.where(foreign, jnp.int32(0), shard)), index, is_masked
 
 
-def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error: jax.Array) -> BufferState:
+def _send(sharded: Any, local: BufferState, shard: jax.Array, index: Index, error: jax.Array) -> BufferState:
     """Send rows to their shards, which set their priorities: int32[R], [R] and float32[R]; D: no shard."""
     buffer, shards, nowhere = sharded.shard, sharded.shards, jnp.int32(sharded.shard.capacity)
     bits = [lax.bitcast_convert_type(words, jnp.int32) for words in (index.generation, error)]
@@ -87,43 +87,43 @@ def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error:
         first, sampler, header = carry
         nth = first + lax.iota(np.int32, size)
         row = every[at[jnp.minimum(nth, jnp.int32(total - 1))]]
-        there = nth < rank[-1]
+        exists = nth < rank[-1]
         generation, error = (
             lax.bitcast_convert_type(row[:, i], kind) for i, kind in ((2, jnp.uint32), (3, jnp.float32))
         )
-        index = Index(jnp.where(there, row[:, 1], nowhere), jnp.where(there, generation, jnp.uint32(0)))
-        error = jnp.where(there, error, jnp.float32(0))
-        state = dataclasses.replace(own, sampler=sampler, header=header)
+        index = Index(jnp.where(exists, row[:, 1], nowhere), jnp.where(exists, generation, jnp.uint32(0)))
+        error = jnp.where(exists, error, jnp.float32(0))
+        state = dataclasses.replace(local, sampler=sampler, header=header)
         state = priorities.update_priority.core(buffer, state, index, error, None, None)[0]
         return first + jnp.int32(size), state.sampler, state.header
 
-    start = (jnp.zeros((), jnp.int32), own.sampler, own.header)
+    start = (jnp.zeros((), jnp.int32), local.sampler, local.header)
     _, sampler, header = control_flow.while_loop(lambda carry: carry[0] < rank[-1], some, start)
-    return share_numbers(sharded, dataclasses.replace(own, sampler=sampler, header=header))
+    return share_numbers(sharded, dataclasses.replace(local, sampler=sampler, header=header))
 
 
-def _largest(sharded: Any, own: BufferState) -> jax.Array:
+def _largest(sharded: Any, local: BufferState) -> jax.Array:
     """Return the largest priority of this shard; -1 if that of rows held is asked for, and there are none."""
-    largest: jax.Array = own.sampler.max_priority
+    largest: jax.Array = local.sampler.max_priority
     if sharded.shard.sampler.largest == "held":
-        is_empty = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32) == jnp.int32(0)
+        is_empty = jnp.sum(state_ops.anchor_count(local), dtype=jnp.int32) == jnp.int32(0)
         largest = jnp.where(is_empty, jnp.float32(-1), largest)
     return largest
 
 
-def _with_largest(sharded: Any, own: BufferState, largest: jax.Array) -> BufferState:
+def _with_largest(sharded: Any, local: BufferState, largest: jax.Array) -> BufferState:
     """Return a state with the largest priority of all shards, from that of `_largest` of each."""
     largest = jnp.where(largest >= jnp.float32(0), largest, jnp.float32(1))
-    return dataclasses.replace(own, sampler=sharded.shard.sampler.set(own.sampler, max_priority=largest))
+    return dataclasses.replace(local, sampler=sharded.shard.sampler.set(local.sampler, max_priority=largest))
 
 
-def share_numbers(sharded: Any, own: BufferState) -> BufferState:
+def share_numbers(sharded: Any, local: BufferState) -> BufferState:
     """Return a state with the largest priority, or the newest version, of all shards."""
-    sampler = own.sampler
+    sampler = local.sampler
     if sharded.shards == 1:
-        return own
+        return local
     if sharded.shard.sampler.prioritized:
-        return _with_largest(sharded, own, lax.pmax(_largest(sharded, own), sharded.axis))
+        return _with_largest(sharded, local, lax.pmax(_largest(sharded, local), sharded.axis))
     if getattr(sampler, "version", None) is not None:
         sampler = dataclasses.replace(sampler, version=lax.pmax(sampler.version, sharded.axis))
-    return dataclasses.replace(own, sampler=sampler)
+    return dataclasses.replace(local, sampler=sampler)

@@ -21,11 +21,11 @@ _LATEST = ("epoch", "version")
 
 
 @operation()
-def stats(sharded: Any, own: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+def stats(sharded: Any, local: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
     """Return scalars of the whole."""
     axis, shards = sharded.axis, sharded.shards
-    each = read.stats.core(sharded.shard, own)[1]
-    out, latest = {}, {*_LATEST, *transforms.stats(sharded.shard, own)}
+    each = read.stats.core(sharded.shard, local)[1]
+    out, latest = {}, {*_LATEST, *transforms.stats(sharded.shard, local)}
     for name, value in each.items():
         if name == "cursor":
             same = lax.pmax(value, axis) == lax.pmin(value, axis)
@@ -42,7 +42,7 @@ def stats(sharded: Any, own: BufferState) -> tuple[BufferState, dict[str, jax.Ar
     number = each["anchors"].astype(jnp.float32)
     total, squares = lax.psum((number, number * number), axis)
     out["balance"] = _balance(total, squares, shards)
-    return own, out
+    return local, out
 
 
 def _balance(total: jax.Array, squares: jax.Array, shards: int) -> jax.Array:
@@ -56,50 +56,51 @@ def _specs_of_look(sharded: Any, *_: Any) -> Any:
 
 
 @operation(out=_specs_of_look)
-def look(sharded: Any, own: BufferState, number: int) -> tuple[BufferState, Any]:
+def look(sharded: Any, local: BufferState, number: int) -> tuple[BufferState, Any]:
     """Return what `collect.look` does: of rows, of rows that are compared, and of the whole."""
     shard, axis = sharded.shard, sharded.axis
-    found = collect.look.core(shard, own, number)[1]
+    found = collect.look.core(shard, local, number)[1]
     chance, share = found.get("probability"), jnp.ones((1,), jnp.float32)
     if shard.sampler.covers:
         share = gather(sharded, jnp.sum(chance > jnp.float32(0), dtype=jnp.int32).astype(jnp.float32)[None])[:, 0]
         share = share / jnp.maximum(jnp.sum(share), jnp.float32(1))
     elif sharded.shards > 1:
-        share = whole(sharded, own, state_ops.anchor_set(shard, own)).share
+        share = whole(sharded, local, state_ops.anchor_set(shard, local)).share
     if chance is not None:
         found["probability"] = chance * share[lax.axis_index(axis)]
     of_all = {
-        "stats": stats.core(sharded, own)[1] | {"balance": _balance(jnp.sum(share), jnp.sum(share**2), sharded.shards)},
+        "stats": stats.core(sharded, local)[1]
+        | {"balance": _balance(jnp.sum(share), jnp.sum(share**2), sharded.shards)},
         "available": lax.psum(found.pop("available"), axis),
     }
     if "newest" in found:  # one shard
         of_all["newest"] = lax.pmax(found.pop("newest"), axis)
     del found["stats"]
-    return own, (found, found.pop("hashes", {}), of_all)
+    return local, (found, found.pop("hashes", {}), of_all)
 
 
 _row_flags = of_each(collect.row_flags, out=columns)
 
 
 @operation()
-def size(sharded: Any, own: BufferState) -> tuple[BufferState, jax.Array]:
+def size(sharded: Any, local: BufferState) -> tuple[BufferState, jax.Array]:
     """Return int32[], the rows held by all shards."""
-    return own, lax.psum(read.size.core(sharded.shard, own)[1], sharded.axis)
+    return local, lax.psum(read.size.core(sharded.shard, local)[1], sharded.axis)
 
 
 @operation()
-def can_sample(sharded: Any, own: BufferState) -> tuple[BufferState, jax.Array]:
+def can_sample(sharded: Any, local: BufferState) -> tuple[BufferState, jax.Array]:
     """Return whether any shard has an anchor to draw."""
-    anchors = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32)
-    available = sharded.shard.sampler.available(own.sampler, anchors)
-    return own, lax.psum(available, sharded.axis) > jnp.int32(0)
+    anchors = jnp.sum(state_ops.anchor_count(local), dtype=jnp.int32)
+    available = sharded.shard.sampler.available(local.sampler, anchors)
+    return local, lax.psum(available, sharded.axis) > jnp.int32(0)
 
 
 @operation(same)
-def can_add(sharded: Any, own: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
+def can_add(sharded: Any, local: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
     """Return whether every shard has room."""
-    here = read.can_add.core(sharded.shard, own, number)[1]
-    return own, lax.pmin(here.astype(jnp.int32), sharded.axis) == jnp.int32(1)
+    here = read.can_add.core(sharded.shard, local, number)[1]
+    return local, lax.pmin(here.astype(jnp.int32), sharded.axis) == jnp.int32(1)
 
 
 def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:

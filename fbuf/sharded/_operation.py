@@ -75,15 +75,15 @@ class ShardedOperation(Generic[P, R]):
 
         def changes(sharded: Any, static: Any, local: bool, state: ShardedState, args: Any) -> Any:
             def on_shard(state: ShardedState, args: Any) -> Any:
-                own = state.local()
-                if not checks.fits(sharded.shard, own):
+                shard = state.local()
+                if not checks.fits(sharded.shard, shard):
                     raise ValueError(
                         f"Sharded: this state was made by another buffer than {sharded.buffer!r}, with other sizes or "
                         f"parts. Use the Sharded that made it."
                     )
                 with on_each_shard(sharded, state, args):
-                    new, result = run_core(sharded, own, *args, *static)
-                return jax.tree.map(lambda leaf: leaf if leaf.ndim else leaf[None], changes_of(own, new)), result
+                    new, result = run_core(sharded, shard, *args, *static)
+                return jax.tree.map(lambda leaf: leaf if leaf.ndim else leaf[None], changes_of(shard, new)), result
 
             if local:
                 return on_shard(state, args)
@@ -115,8 +115,8 @@ def of_each(method: Operation[Any, Any], *specs: Spec, out: Spec = same) -> Shar
     """Return an operation that does on each shard what a method of `Buffer` does."""
 
     @functools.wraps(method.core)
-    def core(sharded: Any, own: Any, *args: Any) -> tuple[Any, Any]:
-        return method.core(sharded.shard, own, *args)
+    def core(sharded: Any, local: Any, *args: Any) -> tuple[Any, Any]:
+        return method.core(sharded.shard, local, *args)
 
     return ShardedOperation(core, specs, out)
 

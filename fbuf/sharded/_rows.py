@@ -53,55 +53,55 @@ def _indexed(sharded: Any, rows: Rows, shard: jax.Array) -> Rows:
 
 
 @operation(split, out=split)
-def get(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Rows]:
+def get(sharded: Any, local: BufferState, index: Index) -> tuple[BufferState, Rows]:
     """Return rows by index."""
-    rows = _ask(sharded, index, lambda rows: read.get.core(sharded.shard, own, rows)[1])
+    rows = _ask(sharded, index, lambda rows: read.get.core(sharded.shard, local, rows)[1])
     rows = jax.tree.map(lambda leaf: leaf.reshape(index.slot.shape + leaf.shape[1:]), rows)
-    return own, _indexed(sharded, rows, index.shard)
+    return local, _indexed(sharded, rows, index.shard)
 
 
 @operation(out=by_lane)
-def all_rows(sharded: Any, own: BufferState) -> tuple[BufferState, Rows]:
+def all_rows(sharded: Any, local: BufferState) -> tuple[BufferState, Rows]:
     """Return every row of this shard, oldest first."""
-    rows = read.all_rows.core(sharded.shard, own)[1]
-    return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
+    rows = read.all_rows.core(sharded.shard, local)[1]
+    return local, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
 
 
 @operation(out=by_lane)
-def last(sharded: Any, own: BufferState, n: int) -> tuple[BufferState, Rows]:
+def last(sharded: Any, local: BufferState, n: int) -> tuple[BufferState, Rows]:
     """Return the newest rows of this shard's lanes."""
-    rows = read.last.core(sharded.shard, own, n)[1]
-    return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
+    rows = read.last.core(sharded.shard, local, n)[1]
+    return local, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
 
 
 @operation(split, out=split)
-def read_priorities(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, jax.Array]:
+def read_priorities(sharded: Any, local: BufferState, index: Index) -> tuple[BufferState, jax.Array]:
     """Return |p| of rows."""
-    found = _ask(sharded, index, lambda rows: priorities.read_priorities.core(sharded.shard, own, rows)[1])
-    return own, found.reshape(index.slot.shape)
+    found = _ask(sharded, index, lambda rows: priorities.read_priorities.core(sharded.shard, local, rows)[1])
+    return local, found.reshape(index.slot.shape)
 
 
 @operation(out=by_lane)
-def all_priorities(sharded: Any, own: BufferState) -> tuple[BufferState, jax.Array]:
+def all_priorities(sharded: Any, local: BufferState) -> tuple[BufferState, jax.Array]:
     """Return |p| of all rows of this shard, in the order of `all_rows`."""
-    return priorities.read_priorities.core(sharded.shard, own, None)
+    return priorities.read_priorities.core(sharded.shard, local, None)
 
 
 @operation(split, out=split)
-def window_index(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Index]:
+def window_index(sharded: Any, local: BufferState, index: Index) -> tuple[BufferState, Index]:
     """Return the rows of windows; rows of no shard keep their index."""
-    rows = _ask(sharded, index, lambda rows: read.window_index.core(sharded.shard, own, rows)[1])
+    rows = _ask(sharded, index, lambda rows: read.window_index.core(sharded.shard, local, rows)[1])
     foreign = (index.shard < jnp.int32(0)) | (index.shard >= jnp.int32(sharded.shards))
     slot = jnp.where(foreign[:, None], index.slot[:, None], rows.slot)
     generation = jnp.where(foreign[:, None], index.generation[:, None], rows.generation)
     masked = (slot == jnp.int32(sharded.shard.capacity)) & (generation == jnp.uint32(0))
     shard = jnp.where(masked, jnp.int32(sharded.shards), index.shard[:, None])
-    return own, Index(slot, generation, shard=shard)
+    return local, Index(slot, generation, shard=shard)
 
 
 @operation(split, split, split)
 def update_rows(
-    sharded: Any, own: BufferState, index: Index, leaves: dict[str, jax.Array], mask: jax.Array | None
+    sharded: Any, local: BufferState, index: Index, leaves: dict[str, jax.Array], mask: jax.Array | None
 ) -> tuple[BufferState, None]:
     """Replace leaves of rows; they are sent to all devices if any of them is not on the device that has its index."""
     buffer, nowhere = sharded.shard, jnp.int32(sharded.shard.capacity)
@@ -110,16 +110,16 @@ def update_rows(
         slot, generation = jnp.where(mask, slot, nowhere), jnp.where(mask, generation, jnp.uint32(0))
     shard, rows, is_masked = homes(sharded, index.shard, Index(slot, generation))
     if sharded.shards == 1:
-        return write.update_rows.core(buffer, own, rows, leaves, None)
+        return write.update_rows.core(buffer, local, rows, leaves, None)
 
-    def send(_: Any, own: BufferState, leaves: Any) -> tuple[BufferState, Any]:
+    def send(_: Any, local: BufferState, leaves: Any) -> tuple[BufferState, Any]:
         every = lax.all_gather(leaves, sharded.axis, tiled=True)
-        return write.update_rows.core(buffer, own, _own(sharded, shard, rows), every, None)[0], leaves
+        return write.update_rows.core(buffer, local, _own(sharded, shard, rows), every, None)[0], leaves
 
     if sharded.draw == "global":
-        return send(None, own, leaves)[0], None
+        return send(None, local, leaves)[0], None
     elsewhere = jnp.any((shard != lax.axis_index(sharded.axis).astype(jnp.int32)) & ~is_masked)
     some = lax.pmax(elsewhere.astype(jnp.int32), sharded.axis) > jnp.int32(0)
     here = Index(jnp.where(some, nowhere, rows.slot), jnp.where(some, jnp.uint32(0), rows.generation))
-    own = write.update_rows.core(buffer, own, here, leaves, None)[0]
-    return update_if(some, send, own, leaves)[0], None
+    local = write.update_rows.core(buffer, local, here, leaves, None)[0]
+    return update_if(some, send, local, leaves)[0], None

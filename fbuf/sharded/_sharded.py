@@ -221,8 +221,8 @@ class Sharded:
         _checks.check_state(call, self, state)
         checks.check_prioritized(call, self.buffer.sampler)
         index = _checks.checked_index(call, self, index)
-        own = Index(index.slot, index.generation)
-        arguments = checks.check_errors(call, self.buffer, own, td_error, mask, eta)[1:]
+        rows = Index(index.slot, index.generation)
+        arguments = checks.check_errors(call, self.buffer, rows, td_error, mask, eta)[1:]
         return _feedback.update_priority(self, state, index, *arguments)[0]
 
     def cut(self, state: ShardedState, lanes: Any = None) -> ShardedState:
@@ -276,8 +276,8 @@ class Sharded:
         call = "Sharded.update_rows"
         _checks.check_state(call, self, state)
         index = _checks.checked_index(call, self, index)
-        own = Index(index.slot, index.generation)
-        _, leaves, mask = checks.check_update(call, _checks.buffer_here(self), state.shards, own, fields, mask)
+        rows = Index(index.slot, index.generation)
+        _, leaves, mask = checks.check_update(call, _checks.buffer_here(self), state.shards, rows, fields, mask)
         after = _rows.update_rows(self, state, index, leaves, mask)[0]
         raise_failed(after.shards, self.buffer.storage, after)
         return after
@@ -314,11 +314,11 @@ class Sharded:
         call = "Sharded.sample"
         _checks.check_state(call, self, state)
         form = "sample(state, key, batch_size)"
-        size, given = checks.check_draw(call, form, self.buffer, key, batch_size, options)
+        size, checked = checks.check_draw(call, form, self.buffer, key, batch_size, options)
         _checks.check_multiple(call, self, "batch_size", size)
         if self.draw == "global":
             _checks.check_key(call, self.axis, key)
-        return _exchange.sample(self, state, key, given, static=(size,))
+        return _exchange.sample(self, state, key, checked, static=(size,))
 
     def peek(
         self, state: ShardedState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]

@@ -41,8 +41,8 @@ class ShardedState:
         """Return what `text_table` prints: the joined state, whose header has one row a shard; None if it is elsewhere."""
         header = self.shards.header
         if isinstance(header, jax.Array) and not isinstance(header, jax.core.Tracer) and not header.is_deleted():
-            there = header.is_fully_addressable
-            header = np.asarray(header).reshape(self.layout.shards, -1) if there else None
+            is_addressable = header.is_fully_addressable
+            header = np.asarray(header).reshape(self.layout.shards, -1) if is_addressable else None
         return dataclasses.replace(self.shards, header=header)
 
     def __repr__(self) -> str:
@@ -52,9 +52,9 @@ class ShardedState:
         return text_table.as_html(self._shown(), "ShardedState")
 
 
-def block_of(shards: int, own: BufferState) -> ShardedState:
+def block_of(shards: int, local: BufferState) -> ShardedState:
     """Return the block that holds the state of one shard."""
-    leaves = jax.tree.leaves(own)
-    structure: Any = jax.tree.structure(own)
+    leaves = jax.tree.leaves(local)
+    structure: Any = jax.tree.structure(local)
     layout = Layout(shards, tuple(leaf.ndim == 0 for leaf in leaves))
     return ShardedState(structure.unflatten([leaf if leaf.ndim else leaf[None] for leaf in leaves]), layout)

@@ -58,15 +58,15 @@ class OwnedArray:
 
 def as_stored(array: Any, like: Any) -> jax.Array | PackedLeaf:
     """Return an array given to `from_arrays` in the layout of `like`: a copy, unless it is `OwnedArray`."""
-    given = array.array if isinstance(array, OwnedArray) else array
-    if isinstance(like, PackedLeaf) and isinstance(given, PackedLeaf) and like.packing == given.packing:
-        whole = OwnedArray(given.array) if given is not array else given.array
+    rows = array.array if isinstance(array, OwnedArray) else array
+    if isinstance(like, PackedLeaf) and isinstance(rows, PackedLeaf) and like.packing == rows.packing:
+        whole = OwnedArray(rows.array) if rows is not array else rows.array
         return PackedLeaf(as_device_array(whole, like.dtype), like.packing)
-    if isinstance(given, PackedLeaf):
-        given = array = unpack_rows(given)
+    if isinstance(rows, PackedLeaf):
+        rows = array = unpack_rows(rows)
     if not isinstance(like, PackedLeaf):
         return as_device_array(array, like.dtype)
-    return PackedLeaf(pack(jnp.asarray(given, like.dtype), like.packing).reshape(like.array.shape), like.packing)
+    return PackedLeaf(pack(jnp.asarray(rows, like.dtype), like.packing).reshape(like.array.shape), like.packing)
 
 
 @jax.jit

@@ -141,8 +141,8 @@ class DataSet(Storage):
     nbytes = staticmethod(_host_rows.nbytes)
     bytes_per_leaf = staticmethod(_host_rows.bytes_per_leaf)
 
-    def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_rows.finish_read(rows, held, strict=True)[0], None  # no row expires
+    def finish_read(self, rows: SideRows, pending: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
+        return _host_rows.finish_read(rows, pending, strict=True)[0], None  # no row expires
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         """Return path and identity of the data set as JSON: the rows stay in their files."""

@@ -382,40 +382,44 @@ def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
     return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), tuple(device), tuple(sources))
 
 
-def start_read(rows: SideRows, held: SideHeld) -> SideHeld:
+def start_read(rows: SideRows, pending: SideHeld) -> SideHeld:
     """Start prefetching the host leaves."""
     columns = rows.layout.columns
-    wanted = [(columns.index(name), held.tickets[at]) for name, at in held.sources if name in rows.layout.in_store]
+    wanted = [
+        (columns.index(name), pending.tickets[at]) for name, at in pending.sources if name in rows.layout.in_store
+    ]
     if not wanted:
-        return held
-    return dataclasses.replace(held, number=callbacks.request(rows.id, wanted))
+        return pending
+    return dataclasses.replace(pending, number=callbacks.request(rows.id, wanted))
 
 
-def finish_read(rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True) -> tuple[list[Array], Array | None]:
+def finish_read(
+    rows: SideRows, pending: SideHeld, strict: bool, ahead: bool = True
+) -> tuple[list[Array], Array | None]:
     """Fetch all host leaves in one callback, and return them with the others; see `Storage.read`.
 
     `ahead`: they may have been prefetched.
     """
     columns, spec, hosted = rows.layout.columns, rows.layout.spec, rows.layout.in_store
-    out: list[Any] = [None if name in hosted else held.device[at] for name, at in held.sources]
-    side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if name in hosted]
+    out: list[Any] = [None if name in hosted else pending.device[at] for name, at in pending.sources]
+    side = [(i, name, at) for i, (name, at) in enumerate(pending.sources) if name in hosted]
     if not side:
         return out, None
-    requests = [(columns.index(name), held.tickets[at], in_jax(spec[name])) for _, name, at in side]
-    arrays, present = callbacks.read(rows.id, requests, strict=strict, number=held.number if ahead else None)
+    requests = [(columns.index(name), pending.tickets[at], in_jax(spec[name])) for _, name, at in side]
+    arrays, present = callbacks.read(rows.id, requests, strict=strict, number=pending.number if ahead else None)
     ok = jnp.ones((), bool)
-    for (i, *_), array, there in zip(side, arrays, present, strict=True):
+    for (i, *_), array, row_ok in zip(side, arrays, present, strict=True):
         out[i] = array
-        if there.ndim:
-            there = jnp.all(there, axis=tuple(range(1, there.ndim)))
-        ok = ok & there
+        if row_ok.ndim:
+            row_ok = jnp.all(row_ok, axis=tuple(range(1, row_ok.ndim)))
+        ok = ok & row_ok
     return out, ok
 
 
-def host_bytes(rows: SideRows, held: SideHeld) -> int:
+def host_bytes(rows: SideRows, pending: SideHeld) -> int:
     """Return the bytes that a store keeps for prefetched rows."""
     spec = rows.layout.spec
-    host = [(name, held.tickets[at].shape[:-1]) for name, at in held.sources if name in rows.layout.in_store]
+    host = [(name, pending.tickets[at].shape[:-1]) for name, at in pending.sources if name in rows.layout.in_store]
     return COPIES * sum(item_bytes(spec[name]) * int(np.prod(shape, dtype=np.int64)) for name, shape in host)
 
 
@@ -450,8 +454,8 @@ class HostRows(Storage):
     to_arrays = staticmethod(to_arrays)
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
-        held = prepare_read(rows, reads)
-        return finish_read(rows, held, strict=not self.masks_expired, ahead=False)
+        pending = prepare_read(rows, reads)
+        return finish_read(rows, pending, strict=not self.masks_expired, ahead=False)
 
-    def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[Array], Array | None]:
-        return finish_read(rows, held, strict=not self.masks_expired)
+    def finish_read(self, rows: SideRows, pending: SideHeld) -> tuple[list[Array], Array | None]:
+        return finish_read(rows, pending, strict=not self.masks_expired)

@@ -63,17 +63,17 @@ def open_folder(
     call, path = type(storage).__name__, storage.path
     lifetime.sweep()
     try:
-        held = Folder(call, path, identity, **settings)
+        opened = Folder(call, path, identity, **settings)
     except BlockingIOError:  # perhaps held by unreachable states
         gc.collect()
         lifetime.sweep()
-        held = Folder(call, path, identity, **settings)
+        opened = Folder(call, path, identity, **settings)
     try:
-        yield held
+        yield opened
         if not resume:
-            held.publish()
+            opened.publish()
     except BaseException:
-        held.discard()
+        opened.discard()
         raise
 
 
@@ -209,10 +209,10 @@ class HostStorage(HostRows):
         return plan_disk(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        columns, settings, own = self._columns(spec), self._settings(geometry), within(arrays, "store:")
+        columns, settings, stored = self._columns(spec), self._settings(geometry), within(arrays, "store:")
 
         def loaded(folder: Folder | None) -> SideRows:
-            store = Store.from_arrays(columns, own, **settings, folder=folder)
+            store = Store.from_arrays(columns, stored, **settings, folder=folder)
             return _host_rows.adopt(store, geometry, spec, structure, tuple(c.name for c in columns), arrays)
 
         if not self.in_files:

@@ -145,17 +145,17 @@ def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask:
 
 def _renamed(call: str, leaves: dict[str, Any], view: Any, names: Mapping[Any, str | None] | None) -> dict[str, Any]:
     """Return the leaves by their names in the TensorDict."""
-    given = {name_of(name): None if to is None else name_of(to) for name, to in (names or {}).items()}
+    renames = {name_of(name): None if to is None else name_of(to) for name, to in (names or {}).items()}
     rules: dict[str, str | None] = dict(_HERE)
     rules |= {name: f"next/{to}" for name, to in _NEXT.items()}
     for flag in ("terminated", "truncated"):
         rules[flag] = f"next/{flag}"
-        if isinstance(own := getattr(view, flag, None), str):
-            rules[own] = f"next/{flag}"
-    if given.get("obs"):
-        rules["next_obs"] = f"next/{given['obs']}"
-    rules |= given
-    unknown = [name for name in given if not under(name, leaves)]
+        if isinstance(flag_name := getattr(view, flag, None), str):
+            rules[flag_name] = f"next/{flag}"
+    if renames.get("obs"):
+        rules["next_obs"] = f"next/{renames['obs']}"
+    rules |= renames
+    unknown = [name for name in renames if not under(name, leaves)]
     if unknown:
         raise ValueError(f"{call}: names has '{unknown[0]}', but the batch has {', '.join(leaves)}.")
     out: dict[str, Any] = {}

@@ -80,9 +80,9 @@ class Augment(Transform):
         return replaced(data, new)
 
     def _size(self, name: str, leaf: jax.Array, context: Context) -> tuple[int, int]:
-        own = leaf.shape[lead_of(name, leaf, context) :]
-        if len(own) < -min(self.axes):
-            raise ValueError(f"Augment: leaf '{name}' is {leaf.dtype}{list(own)} a row, without axes {self.axes}.")
+        shape = leaf.shape[lead_of(name, leaf, context) :]
+        if len(shape) < -min(self.axes):
+            raise ValueError(f"Augment: leaf '{name}' is {leaf.dtype}{list(shape)} a row, without axes {self.axes}.")
         height, width = (leaf.shape[axis] for axis in self.axes)
         if self.crop is not None:
             most = (height + 2 * self.shift, width + 2 * self.shift)

@@ -230,19 +230,19 @@ def _may_collapse(transform: Transform) -> bool:
     return isinstance(transform, Map) or not type(transform).__module__.startswith("fbuf.transforms.")
 
 
-def chained(role: str, given: Any) -> Chain | None:
+def chained(role: str, value: Any) -> Chain | None:
     """Return a chain of None, a transform, several, or a chain.
 
     Raises:
       TypeError: an element is no transform.
     """
-    if given is None or isinstance(given, Chain):
-        return given or None
+    if value is None or isinstance(value, Chain):
+        return value or None
     try:
-        several = given if isinstance(given, (tuple, list, Mapping)) else (given,)
+        several = value if isinstance(value, (tuple, list, Mapping)) else (value,)
         return Chain(several) or None  # type: ignore[arg-type]
     except TypeError as error:
-        raise TypeError(f"Buffer: {role} is {given!r}. {error}") from None
+        raise TypeError(f"Buffer: {role} is {value!r}. {error}") from None
 
 
 def _named(stages: Any) -> tuple[tuple[str, Transform], ...]:
@@ -254,14 +254,14 @@ def _named(stages: Any) -> tuple[tuple[str, Transform], ...]:
     pairs = [stage if _is_pair(stage) else (None, stage) for stage in stages]
     for _, transform in pairs:
         _check(transform)
-    given = [name for name, _ in pairs if name is not None]
-    wrong = next((name for name in given if not name or "/" in name or not name.isprintable()), None)
+    chosen = [name for name, _ in pairs if name is not None]
+    wrong = next((name for name in chosen if not name or "/" in name or not name.isprintable()), None)
     if wrong is not None:
         raise ValueError(f'Chain: stage name is {wrong!r}; expected printable text without "/".')
-    twice = next((name for name in given if given.count(name) > 1), None)
+    twice = next((name for name in chosen if chosen.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"Chain: two stages are named '{twice}'; expected distinct names. Rename one of them.")
-    out, taken = [], set(given)
+    out, taken = [], set(chosen)
     for name, transform in pairs:
         if name is None:
             base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(transform).__name__).lower()
@@ -367,7 +367,7 @@ def apply(
     if lead == 0:
         data = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], data)
         shapes = [(1,)]
-    there = jnp.ones(shapes[0], bool) if mask is None else jnp.asarray(mask).reshape(shapes[0])
-    context = Context(max(lead, 1), time, False, there, key, memory)
+    kept = jnp.ones(shapes[0], bool) if mask is None else jnp.asarray(mask).reshape(shapes[0])
+    context = Context(max(lead, 1), time, False, kept, key, memory)
     out = transform.apply(jax.tree.map(jnp.asarray, data), context)
     return jax.tree.map(lambda leaf: leaf[0], out) if lead == 0 else out

@@ -24,10 +24,10 @@ def convert(self: Any, **values: Any) -> None:
 
 def checked_keys(call: str, keys: Any) -> tuple[str, ...]:
     """Return names of leaves or subtrees: `"obs"`, `("obs", "next_obs")`, `(("next", "obs"),)`."""
-    given = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, (tuple, list)) else ()
-    if not given or not all(isinstance(key, (str, tuple)) for key in given):
+    chosen = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, (tuple, list)) else ()
+    if not chosen or not all(isinstance(key, (str, tuple)) for key in chosen):
         raise TypeError(f"{call}: keys is {keys!r}; expected names of leaves. Write {call}(('obs', 'next_obs'), ...).")
-    names = tuple(checked_name(call, key) for key in given)
+    names = tuple(checked_name(call, key) for key in chosen)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"{call}: keys names '{twice}' twice; expected each leaf once. Leave one of them out.")
@@ -47,11 +47,11 @@ def chosen(call: str, keys: str | tuple[str, ...], names: Iterable[str]) -> list
     Raises:
       ValueError: a name is missing.
     """
-    there = list(names)
+    known = list(names)
     for key in keys:
-        if not under(key, there):
-            raise ValueError(f"{call}: leaf '{key}' is missing; expected one of {', '.join(there)}.")
-    return [n for n in there if is_under(n, keys)]
+        if not under(key, known):
+            raise ValueError(f"{call}: leaf '{key}' is missing; expected one of {', '.join(known)}.")
+    return [n for n in known if is_under(n, keys)]
 
 
 def replaced(data: PyTree, new: Mapping[str, jax.Array]) -> PyTree:
@@ -104,8 +104,8 @@ def lead_of(name: str, leaf: jax.Array, context: Context) -> int:
 
 def blanked(name: str, leaf: jax.Array, context: Context) -> jax.Array:
     """Set missing rows to zero; a leaf with one value per window if all its rows are missing."""
-    there, lead = context.mask, lead_of(name, leaf, context)
-    return zero_unless(jnp.any(there, axis=tuple(range(lead, there.ndim))), leaf)
+    kept, lead = context.mask, lead_of(name, leaf, context)
+    return zero_unless(jnp.any(kept, axis=tuple(range(lead, kept.ndim))), leaf)
 
 
 def dtype_name(call: str, field: str, dtype: Any) -> str:

@@ -24,12 +24,12 @@ def _check_axis(call: str, axis: Any) -> int:
 def _axis(call: str, name: str, leaf: jax.Array, axis: int, context: Context, more: int = 0) -> int:
     """Return `axis` of a row's leaf, which later has `more` axes, as an axis of the batch's leaf."""
     lead = lead_of(name, leaf, context)
-    own = leaf.ndim - lead + more
-    if not -own <= axis < own:
-        fix = f"Use one of {', '.join(map(str, range(own)))}." if own else "Use Stack(...)."
+    axes = leaf.ndim - lead + more
+    if not -axes <= axis < axes:
+        fix = f"Use one of {', '.join(map(str, range(axes)))}." if axes else "Use Stack(...)."
         what = f"{leaf.dtype}{_shape(name, leaf, context)}"
         raise ValueError(f"{call}: leaf '{name}' is {what}, without axis {axis}. {fix}")
-    return lead + axis % own
+    return lead + axis % axes
 
 
 def _shape(name: str, leaf: jax.Array, context: Context) -> str:

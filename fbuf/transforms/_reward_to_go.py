@@ -83,15 +83,15 @@ class RewardToGo(Transform):
         reward = leaves[self.reward]
         if not jnp.issubdtype(reward.dtype, jnp.floating):
             reward = reward.astype(jnp.float32)
-        there, zero = context.mask, jnp.zeros((), reward.dtype)
+        kept, zero = context.mask, jnp.zeros((), reward.dtype)
         gamma = jnp.where(end, zero, jnp.asarray(self.gamma, reward.dtype))
-        keeps = expand(jnp.where(there, gamma, jnp.ones((), reward.dtype)), reward.ndim)
-        brings = jnp.where(expand(there, reward.ndim), reward, zero)
+        keeps = expand(jnp.where(kept, gamma, jnp.ones((), reward.dtype)), reward.ndim)
+        brings = jnp.where(expand(kept, reward.ndim), reward, zero)
         sums = lax.associative_scan(_after, (jnp.broadcast_to(keeps, brings.shape), brings), reverse=True, axis=time)[1]
-        new = {self.into: jnp.where(expand(there, reward.ndim), sums, zero)}
+        new = {self.into: jnp.where(expand(kept, reward.ndim), sums, zero)}
         if self.complete is not None:
-            seen = lax.associative_scan(jnp.logical_or, end & there, reverse=True, axis=time)
-            new[self.complete] = seen & there
+            seen = lax.associative_scan(jnp.logical_or, end & kept, reverse=True, axis=time)
+            new[self.complete] = seen & kept
         for name in new:
             if name in leaves and name != self.reward:
                 raise ValueError(f"RewardToGo: leaf '{name}' already exists. Use another name, or '{self.reward}'.")

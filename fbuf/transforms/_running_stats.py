@@ -47,11 +47,11 @@ def init(shape: tuple[int, ...]) -> Moments:
     )
 
 
-def merge(moments: Moments, values: jax.Array, there: jax.Array) -> Moments:
-    """Add numbers [*lead, *item] where `there` bool[*lead]."""
-    axes = tuple(range(there.ndim))
+def merge(moments: Moments, values: jax.Array, kept: jax.Array) -> Moments:
+    """Add numbers [*lead, *item] where `kept` bool[*lead]."""
+    axes = tuple(range(kept.ndim))
     x = values.astype(jnp.float32)
-    wanted = jnp.broadcast_to(expand(there, x.ndim), x.shape)
+    wanted = jnp.broadcast_to(expand(kept, x.ndim), x.shape)
     fine = wanted & (jnp.abs(x) <= jnp.float32(_LARGEST))
     # Relative to the current mean, so a large mean loses no digits.
     apart = jnp.where(fine, x - mean(moments)[(None,) * len(axes)], jnp.float32(0))

@@ -85,11 +85,11 @@ class Rename(Transform):
     row_by_row = True
 
     def __post_init__(self) -> None:
-        given: Any = self.names
-        pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+        names: Any = self.names
+        pairs = tuple(names.items()) if isinstance(names, Mapping) else names
         fine = isinstance(pairs, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
         if not fine or not pairs:
-            raise TypeError(f"Rename: names is {given!r}; expected a dict. Write Rename({{'observation': 'obs'}}).")
+            raise TypeError(f"Rename: names is {names!r}; expected a dict. Write Rename({{'observation': 'obs'}}).")
         named = tuple((checked_name("Rename", old), checked_name("Rename", new)) for old, new in pairs)
         for side, what in ((0, "old"), (1, "new")):
             twice = next((p[side] for p in named if [q[side] for q in named].count(p[side]) > 1), None)

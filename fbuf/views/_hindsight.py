@@ -178,16 +178,16 @@ class Hindsight(View):
         after = {"future": later, "final": jnp.maximum(newest, later), "episode": first + jnp.int32(1)}[self.strategy]
         number = jnp.maximum(newest - after + jnp.int32(1), jnp.int32(0))
         steps = next(read.slot for read in made.reads if read.name == inner.reward)
-        there = steps < nowhere
-        seen = age_of(jnp.where(there, steps, jnp.int32(0))) + jnp.int32(1)  # the state that a step led to
-        stored = jnp.all((seen <= expand(newest, 2)) | ~there, axis=1)
+        exists = steps < nowhere
+        seen = age_of(jnp.where(exists, steps, jnp.int32(0))) + jnp.int32(1)  # the state that a step led to
+        stored = jnp.all((seen <= expand(newest, 2)) | ~exists, axis=1)
         share, which = jax.random.split(key)
         wanted = jax.random.uniform(share, slot.shape, jnp.float32) < jnp.float32(self.fraction)
         relabelled = mask & wanted & stored & (number > jnp.int32(0))
         goal = after + random.randint_below(which, slot.shape, number)
 
         ages = jnp.concatenate([goal[:, None], seen], axis=1)
-        asked = jnp.concatenate([relabelled[:, None], there & relabelled[:, None]], axis=1)
+        asked = jnp.concatenate([relabelled[:, None], exists & relabelled[:, None]], axis=1)
         beyond = ages > expand(last, 2)
         at = slot_of(jnp.minimum(ages, expand(last, 2)))
         reads = [Read(self.achieved, jnp.where(asked & ~beyond, at, nowhere))]
@@ -198,14 +198,14 @@ class Hindsight(View):
         replaced = tuple(
             expand(relabelled, read.slot.ndim) & (read.slot < nowhere) for read in made.reads if read.name in names
         )
-        return Window((*made.reads, *reads), (made.context, relabelled, there, beyond, replaced))
+        return Window((*made.reads, *reads), (made.context, relabelled, exists, beyond, replaced))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:
-        context, relabelled, there, beyond, replaced = window.context
+        context, relabelled, exists, beyond, replaced = window.context
         inner = self.view
-        own = 1 if self._final(self.achieved) is None else 2
-        reads, arrays, found = window.reads[:-own], list(arrays[:-own]), arrays[-own:]
-        values = found[0] if own == 1 else jnp.where(expand(beyond, found[0].ndim), found[1], found[0])
+        goals = 1 if self._final(self.achieved) is None else 2
+        reads, arrays, found = window.reads[:-goals], list(arrays[:-goals]), arrays[-goals:]
+        values = found[0] if goals == 1 else jnp.where(expand(beyond, found[0].ndim), found[1], found[0])
         goal, led_to = values[:, 0], values[:, 1:]
         rewards = jax.vmap(jax.vmap(self.reward, in_axes=(0, None)))(led_to, goal)
         where_goals = iter(replaced)
@@ -215,7 +215,7 @@ class Hindsight(View):
                 arrays[i] = jnp.where(expand(next(where_goals), array.ndim), goal.reshape(shape), array)
             elif read.name == inner.reward:
                 array = as_float(array, spec[inner.reward].dtype)
-                new = expand(there & expand(relabelled, 2), array.ndim)
+                new = expand(exists & expand(relabelled, 2), array.ndim)
                 arrays[i] = jnp.where(new, rewards.astype(array.dtype), array)
         data = inner.assemble(spec, structure, arrays, Window(reads, context))
         return data | {"relabelled": relabelled}

@@ -1,4 +1,4 @@
-"""What the files of the Atari DQN replay data set mean: rings, rows of zeros, seams; against the log they were made from."""
+"""What the files of the Atari DQN replay data set mean: rings, rows of zeros and boundaries, against the log behind them."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fbuf.datasets._atari import plan, segment
-from fbuf.datasets._atari.continuity import pack, seams, unpack
+from fbuf.datasets._atari.continuity import boundaries, pack, unpack
 from fbuf.datasets._atari.plan import stretches
 from fbuf.datasets._atari.segment import BEFORE, RUNS, convert, ring, schema
 from fbuf.datasets._remote import FileCorrupted
@@ -73,7 +73,7 @@ def read(run, numbers, change=None, partial="keep"):
             kept = [meta for _, meta in Writer.kept.values() if meta["piece"] == dump.number]
             (metas[dump.number],) = [meta for meta in kept if "parts" in meta]
             assert len({meta["made"] for meta in kept}) == 1
-    uses, found = seams([stretch for number in numbers for stretch in stretches(metas[number])], partial)
+    uses, found = boundaries([stretch for number in numbers for stretch in stretches(metas[number])], partial)
     parts = [part["pieces"] for meta in metas.values() for part in meta["parts"]]
     volumes, columns = {part[0][0]: part for part in parts if part}, {}
     for used in [one for use in uses for one in plan._volumes(use, volumes[use.number])]:
@@ -159,7 +159,7 @@ def test_a_cycle_that_was_not_dumped_is_a_gap_though_numbers_follow(writer):
     counts = [dump.add_count for dump in run.dumps[:-1]]
     assert 200 in np.diff(counts).tolist(), counts
     found = check(run, [dump.number for dump in run.dumps])
-    assert [seam.why for seam in found if not seam.joined] == ["100 rows are missing"]
+    assert [boundary.why for boundary in found if not boundary.joined] == ["100 rows are missing"]
 
 
 @pytest.mark.parametrize(("head", "joined"), [(33, True), (91, True), (92, False), (97, False)])
@@ -193,7 +193,7 @@ def test_counters_of_one_cycle_only_prove_nothing(writer):
         arrays["add_count"] = np.array(99)
 
     rows, found, _ = read(run, [0, 1, 2], change)
-    assert [seam.joined for seam in found] == [False, False]
+    assert [boundary.joined for boundary in found] == [False, False]
     assert rows["truncated"].sum() == 3
     assert len(rows["obs"]) == 96 + 99 + 99  # the last places are of nobody knows which cycle
 
@@ -202,10 +202,10 @@ def test_frames_contradict_counters(writer):
     log, other = made.synthetic(300, episode=10**9), made.synthetic(300, seed=9, episode=10**9)
     run = made.record(made.swap(log, 196, other), 100, final=False)
     rows, found, _ = read(run, [0, 1])
-    assert found[0].joined  # within dump 1 all is well: the seam lies in front of row 96
-    assert [seam.joined for seam in read(run, [1, 2])[1]] == [False]
+    assert found[0].joined  # within dump 1 all is well: the boundary lies in front of row 96
+    assert [boundary.joined for boundary in read(run, [1, 2])[1]] == [False]
     rows, found, _ = read(run, [0, 1, 2])
-    assert [seam.joined for seam in found] == [True, False] and "pixels change" in found[1].why
+    assert [boundary.joined for boundary in found] == [True, False] and "pixels change" in found[1].why
     assert np.flatnonzero(rows["truncated"]).tolist() == [195, len(rows["obs"]) - 1]
 
 

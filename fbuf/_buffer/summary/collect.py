@@ -73,44 +73,44 @@ def _hashes(buffer: BufferConfig, state: BufferState, slot: jax.Array, number: i
 
     def some(at: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         arrays, ok = buffer.storage.read(state.rows, [Read(name, at) for name in names])
-        there = at < jnp.int32(buffer.capacity)
-        return [hashed(array) for array in arrays], there if ok is None else there & ok
+        inside = at < jnp.int32(buffer.capacity)
+        return [hashed(array) for array in arrays], inside if ok is None else inside & ok
 
-    found, there = lax.map(some, jnp.concatenate([slot, padding]).reshape(-1, block))
+    found, inside = lax.map(some, jnp.concatenate([slot, padding]).reshape(-1, block))
     flat = {name: array.reshape(-1, 2)[:number] for name, array in zip(names, found, strict=True)}
-    return {**flat, TICKET: there.reshape(-1)[:number]}
+    return {**flat, TICKET: inside.reshape(-1)[:number]}
 
 
-def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.Array) -> dict[str, jax.Array]:
+def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, exists: jax.Array) -> dict[str, jax.Array]:
     """Return the flags of first, last and reset rows of episodes."""
     if state.scatter is not None:
         return {}
     if state.anchors is not None:
-        flags = jnp.where(held, state.anchors.flags[slot], jnp.uint8(0))
+        flags = jnp.where(exists, state.anchors.flags[slot], jnp.uint8(0))
         bits = {"start": anchors.START, "end": anchors.END, "reset": anchors.RESET}
         return {name: anchors.has(flags, bit) for name, bit in bits.items()}
     if not buffer.ends:
         return {}
-    at = jnp.where(held, slot, jnp.int32(buffer.capacity)).reshape(-1)
+    at = jnp.where(exists, slot, jnp.int32(buffer.capacity)).reshape(-1)
     values, _ = buffer.storage.read(state.rows, [Read(name, at) for name in buffer.ends])
-    flags = ending(buffer, dict(zip(buffer.ends, values, strict=True)), held.shape)
-    end = anchors.has(flags, anchors.END) & held
-    first = held[:1] & ~convert.may_have_lost_rows(buffer, state)[None, :]
-    start = jnp.concatenate([first, end[:-1] & held[1:]])
+    flags = ending(buffer, dict(zip(buffer.ends, values, strict=True)), exists.shape)
+    end = anchors.has(flags, anchors.END) & exists
+    first = exists[:1] & ~convert.may_have_lost_rows(buffer, state)[None, :]
+    start = jnp.concatenate([first, end[:-1] & exists[1:]])
     return {"start": start, "end": end, "reset": jnp.zeros_like(end)}
 
 
 @operation
 def look(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferState, dict[str, Any]]:
     """Collect arrays; `number` of the newest rows per lane are compared."""
-    slot, held = arrival_order(buffer, state)
-    out: dict[str, Any] = {"held": held, **_ends(buffer, state, slot, held)}
+    slot, exists = arrival_order(buffer, state)
+    out: dict[str, Any] = {"held": exists, **_ends(buffer, state, slot, exists)}
     if state.scatter is not None:
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
-        out["anchor"] = is_anchor(state, slot, held)
+        out["anchor"] = is_anchor(state, slot, exists)
         if buffer.view.rule.window:
-            out["flags"] = jnp.where(held, state.anchors.flags[slot], jnp.uint8(0))
+            out["flags"] = jnp.where(exists, state.anchors.flags[slot], jnp.uint8(0))
     said = buffer.sampler.inspect(state.sampler, anchor_set(buffer, state))
     if said is not None:
         out |= {name: array[slot] for name, array in said._asdict().items() if array is not None}
@@ -131,8 +131,8 @@ def look(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferS
 def row_flags(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[jax.Array, jax.Array]]:
     """Return which rows uint8[L, E] in order of arrival are held, and their flags, 0 where there is none."""
     assert state.anchors is not None
-    slot, held = arrival_order(buffer, state)
-    return state, (held, jnp.where(held, state.anchors.flags[slot], jnp.uint8(0)))
+    slot, exists = arrival_order(buffer, state)
+    return state, (exists, jnp.where(exists, state.anchors.flags[slot], jnp.uint8(0)))
 
 
 def unlearnt(buffer: BufferConfig, state: BufferState) -> dict[str, Any]:
@@ -145,9 +145,9 @@ def unlearnt(buffer: BufferConfig, state: BufferState) -> dict[str, Any]:
     return {"unlearnt": jnp.int32(count_unlearnt(buffer, *jax.device_get(found)))}
 
 
-def count_unlearnt(buffer: Any, held: np.ndarray, flags: np.ndarray) -> int:
+def count_unlearnt(buffer: Any, exists: np.ndarray, flags: np.ndarray) -> int:
     """Return how many of the rows held no window learns, from their flags uint8[L, E] in order of arrival."""
-    return int((held & ((flags & anchors.RESET) == 0) & ~buffer.view.learnt(flags)).sum())
+    return int((exists & ((flags & anchors.RESET) == 0) & ~buffer.view.learnt(flags)).sum())
 
 
 def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
@@ -170,24 +170,24 @@ def newest_of_each(buffer: BufferConfig, compare: int) -> int:
 
 def seen_of(buffer: BufferConfig, raw: dict[str, Any]) -> Seen:
     """Return the arrays of `look`."""
-    held = raw["held"]
+    exists = raw["held"]
     if "number" in raw:
         arrived = [raw[name].astype(np.uint64) for name in ("number", "newest")]
         low_high = [(a[..., 0] | a[..., 1] << np.uint64(32)).astype(np.int64) for a in arrived]
-        age = np.where(held, low_high[1] - low_high[0], 0)
+        age = np.where(exists, low_high[1] - low_high[0], 0)
     else:
-        age = np.where(held, held.sum(axis=0)[None, :] - 1 - np.arange(len(held))[:, None], 0)
+        age = np.where(exists, exists.sum(axis=0)[None, :] - 1 - np.arange(len(exists))[:, None], 0)
     hashes = dict(raw.get("hashes", {}))
-    there = hashes.pop(TICKET, None)
+    readable = hashes.pop(TICKET, None)
     return Seen(
-        held=held,
+        held=exists,
         age=age,
-        anchor=raw.get("anchor", held),
+        anchor=raw.get("anchor", exists),
         uniform=type(buffer.sampler).inspect is not Sampler.inspect and "probability" not in raw,
         draws_since=buffer.sampler.since,
-        hashes={name: array[there] for name, array in hashes.items()},
+        hashes={name: array[readable] for name, array in hashes.items()},
         stats={name: np.asarray(value).item() for name, value in raw["stats"].items()}
-        | ({"unlearnt": count_unlearnt(buffer, held, raw["flags"])} if "flags" in raw else {}),
+        | ({"unlearnt": count_unlearnt(buffer, exists, raw["flags"])} if "flags" in raw else {}),
         available=int(raw["available"]),
         **{name: raw.get(name) for name in ("probability", "priority", "draws", "start", "end", "reset")},
     )

@@ -105,7 +105,9 @@ def share_of_likeliest(chance: np.ndarray, part: float) -> float:
     return float(np.sum(np.partition(chance, chance.size - number)[chance.size - number :]) / total)
 
 
-def episode_lengths(held: np.ndarray, start: np.ndarray, end: np.ndarray, reset: np.ndarray) -> tuple[np.ndarray, int]:
+def episode_lengths(
+    exists: np.ndarray, start: np.ndarray, end: np.ndarray, reset: np.ndarray
+) -> tuple[np.ndarray, int]:
     """Return lengths int64[K] of complete episodes, lane by lane, oldest first; and the number of incomplete ones.
 
     Args:
@@ -113,15 +115,15 @@ def episode_lengths(held: np.ndarray, start: np.ndarray, end: np.ndarray, reset:
         of the previous episode, and is not counted.
     """
     lengths, cut = [], 0
-    for lane in range(held.shape[1]):
-        here = held[:, lane]
+    for lane in range(exists.shape[1]):
+        here = exists[:, lane]
         begins = np.flatnonzero(start[:, lane] & here)
         ends = np.flatnonzero(end[:, lane] & here)
         steps = np.cumsum(here & ~reset[:, lane])
         # Of each beginning the first end from there on, if it comes before the next beginning.
         which = np.searchsorted(ends, begins)
-        last = np.append(ends, held.shape[0])[which]
-        whole = last < np.append(begins[1:], held.shape[0])
+        last = np.append(ends, exists.shape[0])[which]
+        whole = last < np.append(begins[1:], exists.shape[0])
         before = np.where(begins > 0, steps[begins - 1], 0)
         lengths.append(steps[last[whole]] - before[whole])
         first = begins[0] if begins.size else int(here.sum())

@@ -102,7 +102,7 @@ class Summary:
     def nbytes(self) -> dict[str, int]:
         """Bytes by place, equal to `Buffer.nbytes`."""
         all_of = [*(leaf.stored for leaf in self.leaves.values() if leaf.stored is not None), *self.parts.values()]
-        return {place: sum(getattr(held, place) for held in all_of) for place in LeafBytes._fields}
+        return {place: sum(getattr(part, place) for part in all_of) for place in LeafBytes._fields}
 
     @property
     def duplicates(self) -> float | None:
@@ -126,8 +126,8 @@ class Summary:
             stored = {} if leaf.stored is None else leaf.stored._asdict()
             numbers = {"raw": leaf.raw, **stored, "ratio": leaf.ratio, "distinct": leaf.distinct}
             out |= {f"leaves/{name}/{field}": value for field, value in numbers.items()}
-        for name, held in self.parts.items():
-            out |= {f"parts/{name}/{place}": number for place, number in held._asdict().items()}
+        for name, part in self.parts.items():
+            out |= {f"parts/{name}/{place}": number for place, number in part._asdict().items()}
         out |= {"compared": self.compared, "distinct": self.distinct, "duplicates": self.duplicates}
         out |= {f"stats/{name}": value for name, value in self.stats.items()}
         return {name: value for name, value in out.items() if value is not None}
@@ -174,14 +174,14 @@ def _rows(summary: Summary) -> Section:
 
 
 def _spreads(summary: Summary) -> Section:
-    given = {
+    shown = {
         "age": summary.ages,
         "age, as drawn": summary.drawn_ages,
         "priority": summary.priorities,
         f"draws {summary.draws_since}": summary.draws,
         "episode length": None if summary.episodes is None else summary.episodes.lengths,
     }
-    rows = ((name, *map(number, dataclasses.astuple(q)[1:])) for name, q in given.items() if q is not None)
+    rows = ((name, *map(number, dataclasses.astuple(q)[1:])) for name, q in shown.items() if q is not None)
     return Section("spread", _HEADS, tuple(rows))
 
 
@@ -189,8 +189,8 @@ def _memory(summary: Summary) -> Section:
     total = summary.nbytes
     places = [place for place in LeafBytes._fields if total[place]]
 
-    def cells(held: LeafBytes | None) -> tuple[str, ...]:
-        return tuple("" if held is None or not getattr(held, p) else human(getattr(held, p)) for p in places)
+    def cells(stored: LeafBytes | None) -> tuple[str, ...]:
+        return tuple("" if stored is None or not getattr(stored, p) else human(getattr(stored, p)) for p in places)
 
     rows = []
     for name, leaf in summary.leaves.items():
@@ -198,10 +198,10 @@ def _memory(summary: Summary) -> Section:
         ratio = "" if leaf.ratio is None else f"{leaf.ratio:,.{0 if leaf.ratio >= 100 else 1}f}x"
         different = "" if leaf.distinct is None else number(leaf.distinct)
         rows.append((name, leaf.spec, *cells(leaf.stored), raw, ratio, different))
-    large = {name: held for name, held in summary.parts.items() if sum(held) >= 1024}
-    small = [held for name, held in summary.parts.items() if name not in large]
+    large = {name: stored for name, stored in summary.parts.items() if sum(stored) >= 1024}
+    small = [stored for name, stored in summary.parts.items() if name not in large]
     large |= {"other": LeafBytes(*map(sum, zip(*small, strict=True)))} if small else {}
-    rows += [(name, "", *cells(held), "", "", "") for name, held in large.items()]
+    rows += [(name, "", *cells(stored), "", "", "") for name, stored in large.items()]
     rows.append(("total", "", *(human(total[place]) for place in places), "", "", ""))
     compared = f"distinct of {summary.compared:,}" if summary.compared else ""
     heads = ["one row", *places, "raw", "raw / stored", compared]
@@ -240,8 +240,8 @@ def checked_compare(call: str, buffer: BufferConfig, state: Any, compare: int | 
 
 def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary:
     """Return the summary of what was collected."""
-    held, anchor = found.held, found.anchor
-    size, anchors = int(held.sum()), int(anchor.sum())
+    exists, anchor = found.held, found.anchor
+    size, anchors = int(exists.sum()), int(anchor.sum())
     ages = found.age[anchor]
     chance: np.ndarray | None = None
     if found.probability is not None:
@@ -254,7 +254,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
     hashes = [found.hashes[name] for name in found.hashes]
     compared = len(hashes[0]) if hashes else 0
     lengths, cut = found.episode_lengths() or (None, 0)
-    seen = {"age": found.age[held], "priority": priority, "episode length": lengths}
+    seen = {"age": found.age[exists], "priority": priority, "episode length": lengths}
     drawn = {name: histogram(values) for name, values in seen.items() if values is not None}
     leaves, parts = _bytes(buffer, state, size, {name: distinct(h) for name, h in found.hashes.items()})
     return Summary(
@@ -264,7 +264,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
         anchors=anchors,
         available=found.available,
         unlearnt=found.stats.get("unlearnt"),
-        ages=quantiles(found.age[held]),
+        ages=quantiles(found.age[exists]),
         drawn_ages=quantiles(ages, chance) if known else None,
         priorities=None if priority is None else quantiles(priority),
         effective_size=effective_size(chance) if chance is not None and known else None,
@@ -291,14 +291,14 @@ def _bytes(
     stored: dict[str, LeafBytes] = storage.bytes_per_leaf(state.rows)
     total = storage.nbytes(state.rows)
     rest = LeafBytes(
-        *(total[place] - sum(held[i] for held in stored.values()) for i, place in enumerate(LeafBytes._fields))
+        *(total[place] - sum(part[i] for part in stored.values()) for i, place in enumerate(LeafBytes._fields))
     )
     leaves = {}
     for name, leaf in spec.items():
         if name != TICKET:
             raw = size * item_bytes(leaf)
-            held = stored.get(name) if stored else None
-            leaves[name or WHOLE] = LeafSummary(spec_text(leaf.shape, leaf.dtype), raw, held, different.get(name))
+            part = stored.get(name) if stored else None
+            leaves[name or WHOLE] = LeafSummary(spec_text(leaf.shape, leaf.dtype), raw, part, different.get(name))
     for name in stored:  # leaves that are not arrays
         if name not in spec:
             leaves[name] = LeafSummary("any", None, stored[name])
@@ -307,6 +307,6 @@ def _bytes(
         bytes_of = tree_bytes(getattr(state, field.name)) if field.name != "rows" else 0
         if bytes_of:
             parts[field.name] = LeafBytes(device=bytes_of)
-    if own := buffer.sampler.host_bytes(state.sampler):
-        parts["sampler"] = LeafBytes(parts.get("sampler", LeafBytes()).device, own)
+    if host := buffer.sampler.host_bytes(state.sampler):
+        parts["sampler"] = LeafBytes(parts.get("sampler", LeafBytes()).device, host)
     return leaves, parts

@@ -155,9 +155,9 @@ class OpenFile:
         """Return the crc32 of some bytes."""
         crc, buffer = 0, memoryview(bytearray(min(size, _STEP_BYTES))) if out is None else out
         while size:
-            piece = buffer[: min(size, len(buffer))]
-            self.read(piece, at)
-            crc, at, size = crc32(piece, crc), at + piece.nbytes, size - piece.nbytes
+            part = buffer[: min(size, len(buffer))]
+            self.read(part, at)
+            crc, at, size = crc32(part, crc), at + part.nbytes, size - part.nbytes
         return crc
 
     def close(self) -> None:

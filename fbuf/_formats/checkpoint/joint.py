@@ -90,14 +90,14 @@ def write_jointly(
 
         def publish() -> str:
             nonlocal whole
-            whole = _joined([own, *(_part(folder, id, n) for n in numbers[1:])], numbers[-1], join_meta)
+            whole = _joined([manifests, *(_part(folder, id, n) for n in numbers[1:])], numbers[-1], join_meta)
             save.written += folder.publish(whole, sync, named=False)
             for number in numbers[1:-1]:  # the last was renamed
                 folder.remove_partial(number)
             return str(sum(entry.layout.nbytes for entry in whole.arrays.values()))
 
         try:
-            save, own, previous = group.each(write_own)
+            save, manifests, previous = group.each(write_own)
             total = group.first(publish)
         except BaseException:
             for number in () if group.index else numbers:  # another process may be a remainder of an earlier run

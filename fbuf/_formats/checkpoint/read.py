@@ -285,10 +285,10 @@ def _folder(path: Path, verify: str, disk: Disk) -> Folder:
 def _load_newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
     wrong: dict[int, Exception] = {}
     while True:
-        there = folder.generations()  # listed again: a concurrent save may replace generations
-        left = [generation for generation in there if generation not in wrong]
+        generations = folder.generations()  # listed again: a concurrent save may replace generations
+        left = [generation for generation in generations if generation not in wrong]
         if not left:
-            _raise_none(folder, there, wrong)
+            _raise_none(folder, generations, wrong)
         saved = None
         try:
             saved = Saved(folder, left[0])
@@ -317,12 +317,12 @@ def _unreadable(folder: Folder, left: list[int], error: ReadError) -> ReadError:
     return ReadError(error.errno, text)
 
 
-def _raise_none(folder: Folder, there: list[int], wrong: dict[int, Exception]) -> NoReturn:
-    if not there:
+def _raise_none(folder: Folder, generations: list[int], wrong: dict[int, Exception]) -> NoReturn:
+    if not generations:
         raise CheckpointNotFound(
             errno.ENOENT, f"fbuf.load: there is no checkpoint at {folder.path}. Give the path that fbuf.save was given."
         )
-    what = "; ".join(f"generation {g}: {wrong[g]}" for g in there)
+    what = "; ".join(f"generation {g}: {wrong[g]}" for g in generations)
     raise StoreCorrupted(
         f"fbuf.load: no generation at {os.path.join(folder.path, '')} is whole: {what}. Load another checkpoint, or the "
         f"intact part of this one with verify='lazy'."

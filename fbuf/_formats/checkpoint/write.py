@@ -92,9 +92,9 @@ class PendingArray:
         else:
             place = {key: i for i, key in enumerate(was.keys)}
             self.previous[:] = [place.get(now.block_key(i), -1) for i in range(count)]
-        there = self.previous >= 0
-        j = self.previous[there]
-        self.previous[there] = np.where((was.sizes[j] == now.sizes[there]) & last.usable[self.entry.file[j]], j, -1)
+        found = self.previous >= 0
+        j = self.previous[found]
+        self.previous[found] = np.where((was.sizes[j] == now.sizes[found]) & last.usable[self.entry.file[j]], j, -1)
         assert last.manifest is not None
         compared = getattr(plan.source, "compared", None)
         if compared is not None and compared[0] == last.manifest.save:

@@ -165,33 +165,33 @@ class ChunkedLeaf:
         Raises:
           ValueError: its arrays are inconsistent. StoreCorrupted: some are damaged.
         """
-        own = within(saved.arrays, f"rows/{self.leaf.name}/")
-        state = expect(own, "state", np.int64, (7,)).tolist()
+        arrays = within(saved.arrays, f"rows/{self.leaf.name}/")
+        state = expect(arrays, "state", np.int64, (7,)).tolist()
         if state[0] != self.k:
             raise ValueError(f"chunks of leaf '{self.leaf.name}' hold {state[0]} rows; expected {self.k}")
-        chunks = int(lazily(own, "address", np.uint64, (None, 1)).shape[0])
+        chunks = int(lazily(arrays, "address", np.uint64, (None, 1)).shape[0])
         if not -(-rows // self.k) <= chunks < 1 << 30:
             raise ValueError(f"leaf '{self.leaf.name}' has {chunks} chunks; expected {-(-rows // self.k)} or more")
         names = (("address", np.uint64), ("length", np.uint32), ("checksum", np.uint32), ("dictionary", np.uint16))
-        address, length, crc, slot = (expect(own, name, dtype, (chunks, 1)).reshape(-1) for name, dtype in names)
-        span = Spans(expect(own, "span", np.int64, (None, 3)), state[6])
-        payload = lazily(own, "payload", np.uint8, (span.total,))
+        address, length, crc, slot = (expect(arrays, name, dtype, (chunks, 1)).reshape(-1) for name, dtype in names)
+        span = Spans(expect(arrays, "span", np.int64, (None, 3)), state[6])
+        payload = lazily(arrays, "payload", np.uint8, (span.total,))
         if (length == 0).any():
             raise ValueError(f"leaf '{self.leaf.name}' has chunks without bytes")
         place = span.find(address, length.astype(np.int64))
-        numbers = self._dictionary_numbers(own, slot)
+        numbers = self._dictionary_numbers(arrays, slot)
         self._parts.append((_addresses(payload, place, length, file), length, crc, numbers))
         self.first.append(self.ring * self.k)
         self.ring += chunks
 
-    def _dictionary_numbers(self, own: Any, slot: Array) -> Array:
+    def _dictionary_numbers(self, arrays: Any, slot: Array) -> Array:
         """Return the dictionary number of each chunk, across all segments."""
-        sizes = expect(own, "dictionary_length", np.int64, (None,))
-        slots = expect(own, "dictionary_slot", np.uint16, sizes.shape)
-        crcs = expect(own, "dictionary_checksum", np.uint32, sizes.shape)
+        sizes = expect(arrays, "dictionary_length", np.int64, (None,))
+        slots = expect(arrays, "dictionary_slot", np.uint16, sizes.shape)
+        crcs = expect(arrays, "dictionary_checksum", np.uint32, sizes.shape)
         if (sizes < 1).any() or len(np.unique(slots)) < len(slots):
             raise ValueError(f"leaf '{self.leaf.name}' has empty dictionaries, or two of one name")
-        contents = lazily(own, "dictionaries", np.uint8, (int(sizes.sum()),))
+        contents = lazily(arrays, "dictionaries", np.uint8, (int(sizes.sum()),))
         number: Array = np.zeros(int(slots.max(initial=0)) + 1, np.uint32)
         used = np.bincount(slot, minlength=len(number)) > 0
         used[0] = False
@@ -222,10 +222,10 @@ class ChunkedLeaf:
         """Return the bytes of the chunks."""
         return int(self.length.sum(dtype=np.int64))
 
-    def fetch(self, place: Array, there: Array, starts: Array) -> ChunkFetch:
-        """Plan the read of rows by place int64[M], those in `there` bool[M], of requests that begin at `starts`."""
+    def fetch(self, place: Array, present: Array, starts: Array) -> ChunkFetch:
+        """Plan the read of rows by place int64[M], those in `present` bool[M], of requests that begin at `starts`."""
         end: Array = np.full(1, self.ring * self.k, np.int64)
-        return fetch_chunks(self, np.zeros(len(place), np.int64), place, there, end, starts)
+        return fetch_chunks(self, np.zeros(len(place), np.int64), place, present, end, starts)
 
 
 def _addresses(payload: Any, place: Array, length: Array, file: int) -> Array:

@@ -74,16 +74,16 @@ class DataSetStore(TicketReads):
         return columns
 
     def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
-        there = (tickets != 0) & (tickets <= np.uint64(self.rows))
-        row = np.where(there, tickets - np.uint64(1), np.uint64(0)).astype(np.int64)
+        present = (tickets != 0) & (tickets <= np.uint64(self.rows))
+        row = np.where(present, tickets - np.uint64(1), np.uint64(0)).astype(np.int64)
         part = self._open_columns()[column]
         if isinstance(part, PlainLeaf):
             fetch: Any = part.fetch(row, starts)
         else:
             shift = self._shift[column]
             at = 0 if len(shift) == 1 else np.searchsorted(self._first, row, side="right") - 1
-            fetch = part.fetch(np.asarray(row + shift[at]), there, starts)
-        return fetch, there, [], PendingRows(column, tickets, row, row)
+            fetch = part.fetch(np.asarray(row + shift[at]), present, starts)
+        return fetch, present, [], PendingRows(column, tickets, row, row)
 
     def _check_open(self) -> None:
         self._open_columns()

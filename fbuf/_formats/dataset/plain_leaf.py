@@ -25,23 +25,23 @@ class SegmentColumn:
     """The used rows of one segment, as stored in its file."""
 
     def __init__(self, leaf: Leaf, saved: Saved, rows: int, begin: int, stop: int) -> None:
-        own = within(saved.arrays, f"rows/{leaf.name}/")
+        arrays = within(saved.arrays, f"rows/{leaf.name}/")
         self.rows = stop - begin
         self.bits: Array | None = None
         self.codes: Array | None = None
         self.palette: Array | None = None
         self.values: FileRows | None = None
         if leaf.dtype == np.bool_ and leaf.shape == ():
-            packed = expect(own, "bits", np.uint8, (-(-rows // 8),))
+            packed = expect(arrays, "bits", np.uint8, (-(-rows // 8),))
             self.bits = np.unpackbits(packed, count=rows, bitorder="little")[begin:stop]
-        elif has_codes(leaf) and "codes" in own:
+        elif has_codes(leaf) and "codes" in arrays:
             word = as_words(np.zeros(0, leaf.dtype)).dtype
-            self.palette = expect(own, "palette", word, (None,))
-            self.codes = np.asarray(lazily(own, "codes", np.uint8, (rows,))[begin:stop])
+            self.palette = expect(arrays, "palette", word, (None,))
+            self.codes = np.asarray(lazily(arrays, "codes", np.uint8, (rows,))[begin:stop])
             if not 0 < len(self.palette) <= MAX_CODES or int(self.codes.max()) >= len(self.palette):
                 raise ValueError(f"leaf '{leaf.name}' has codes without values")
         else:
-            self.values = FileRows(leaf, saved, lazily(own, "values", leaf.dtype, (rows, *leaf.shape)), begin)
+            self.values = FileRows(leaf, saved, lazily(arrays, "values", leaf.dtype, (rows, *leaf.shape)), begin)
 
     def fill(self, leaf: Leaf, row: Array, out: Array) -> None:
         """Read used rows int64[M] into `[M, *shape]`."""
@@ -195,9 +195,9 @@ class PlainLeaf:
     @property
     def nbytes(self) -> int:
         """Return the bytes of memory."""
-        own = [self._bits, self._codes, self._palette, self._values]
-        own += [source.codes for source in self._sources]
-        return sum(array.nbytes for array in own if array is not None)
+        arrays = [self._bits, self._codes, self._palette, self._values]
+        arrays += [source.codes for source in self._sources]
+        return sum(array.nbytes for array in arrays if array is not None)
 
     def fill(self, row: Array, out: Array) -> None:
         """Read rows int64[M] into `[M, *shape]`. Raises StoreCorrupted."""
@@ -214,9 +214,9 @@ class PlainLeaf:
             self._fill_segments(row, out)
 
     def _fill_segments(self, row: Array, out: Array) -> None:
-        piece = np.searchsorted(self._first, row, side="right") - 1
-        for i in np.unique(piece).tolist():
-            mine = piece == i
+        segment = np.searchsorted(self._first, row, side="right") - 1
+        for i in np.unique(segment).tolist():
+            mine = segment == i
             part = np.empty((int(mine.sum()), *self.leaf.shape), self.leaf.dtype)
             self._sources[i].fill(self.leaf, row[mine] - self._first[i], part)
             out[mine] = part

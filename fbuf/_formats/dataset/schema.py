@@ -62,12 +62,12 @@ class Schema:
     def __init__(
         self, leaves: Mapping[str, tuple[Any, Any]], structure: Any = None, codec: Mapping[str, Codec] | None = None
     ) -> None:
-        given = dict(codec or {})
-        unknown = [name for name in given if name not in leaves]
+        codecs = dict(codec or {})
+        unknown = [name for name in codecs if name not in leaves]
         if unknown or not leaves or len(leaves) > MAX_LEAVES:
             what = f"codec names '{unknown[0]}'" if unknown else f"there are {len(leaves)} leaves"
             raise ValueError(f"Schema: {what}; expected some of {', '.join(leaves) or '1 leaf or more'}.")
-        made = [_leaf(name, shape, dtype, given.get(name)) for name, (shape, dtype) in leaves.items()]
+        made = [_leaf(name, shape, dtype, codecs.get(name)) for name, (shape, dtype) in leaves.items()]
         object.__setattr__(self, "leaves", tuple(made))
         if structure is not None and sorted(_numbers(structure)) != list(range(len(made))):
             raise ValueError(f"Schema: structure is {str(structure)[:200]}; expected each of {len(made)} leaves once.")

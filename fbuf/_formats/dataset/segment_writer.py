@@ -72,8 +72,8 @@ class SegmentWriter:
     @property
     def nbytes(self) -> int:
         """Return the bytes of memory held."""
-        held = sum(rows.nbytes for rows in self._small.values())
-        return held + (self._store.nbytes if self._store is not None and self._open else 0)
+        small = sum(rows.nbytes for rows in self._small.values())
+        return small + (self._store.nbytes if self._store is not None and self._open else 0)
 
     def append(self, rows: Mapping[str, Any]) -> None:
         """Append rows in order of time: `[N, *shape]` by leaf name.

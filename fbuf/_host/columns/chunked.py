@@ -113,7 +113,9 @@ class ChunkFetch:
         self.coder.decode_chunks(self.chunks, self.opened, self.copies, outs, self.cache)
 
 
-def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> ChunkFetch:
+def fetch_chunks(
+    index: ChunkIndex, lane: Array, count: Array, present: Array, rows: Array, starts: Array
+) -> ChunkFetch:
     """Find the chunks of rows, as `ColumnData.fetch` describes it.
 
     Cost: a few tens of microseconds, and about 0.5 us a chunk.
@@ -123,13 +125,13 @@ def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, row
     at = count - chunk * k
     # A run is consecutive rows of one chunk that go to consecutive places: one copy.
     breaks = np.ones(len(lane) + 1, bool)
-    breaks[1:-1] = (count[1:] != count[:-1] + 1) | (at[1:] == 0) | (there[1:] != there[:-1])
+    breaks[1:-1] = (count[1:] != count[:-1] + 1) | (at[1:] == 0) | (present[1:] != present[:-1])
     if lanes > 1:
         breaks[1:-1] |= lane[1:] != lane[:-1]
     breaks[starts] = True
     edges = np.flatnonzero(breaks)
     begin, size = edges[:-1], edges[1:] - edges[:-1]
-    wanted = there[begin]
+    wanted = present[begin]
     if not wanted.all():
         begin, size = begin[wanted], size[wanted]
     lane, chunk = lane[begin], chunk[begin]
@@ -233,11 +235,11 @@ class ChunkedColumn:
         """Return the bytes of segments (capacity), index rows written to, dictionaries, context and open chunks."""
         used = min(int(count.max(initial=0)) // self.k, self.ring)
         total = self.arena.memory + self.open.nbytes + self.coder.nbytes + _INDEX_BYTES * self.lanes * used
-        held = {id(d): d.nbytes for d in self.table.values()}
+        sizes = {id(d): d.nbytes for d in self.table.values()}
         for book in (self.coder.current, self.packer.latest if self.packer is not None else None):
             if book is not None:
-                held[id(book)] = book.nbytes
-        return total + sum(held.values()) + (self.cache.nbytes if self.cache is not None else 0)
+                sizes[id(book)] = book.nbytes
+        return total + sum(sizes.values()) + (self.cache.nbytes if self.cache is not None else 0)
 
     def column_stats(self, count: Array, low: Array | None = None) -> ColumnStats:
         """Count closed chunks, their bytes, and dictionaries with live chunks."""
@@ -436,22 +438,22 @@ class ChunkedColumn:
     def _still(self, job: RecompressJob, picks: list[int]) -> tuple[Array, Array, Array]:
         """Return which chunks of a job are still there, int64[M], and their places in the index."""
         at = job.chunk[picks] % self.ring, job.lane[picks]
-        there = np.flatnonzero((self.address[at] == job.address[picks]) & (self.length[at] > 0))  # never used twice
-        return there, at[0][there], at[1][there]
+        live = np.flatnonzero((self.address[at] == job.address[picks]) & (self.length[at] > 0))  # never used twice
+        return live, at[0][live], at[1][live]
 
     def read_job(self, job: RecompressJob, picks: list[int]) -> dict[int, memoryview]:
         """Return the chunks of a job that are still there; the store's lock is held."""
-        there, *where = self._still(job, picks)
+        live, *where = self._still(job, picks)
         at = where[0], where[1]
         return dict(
-            zip([picks[i] for i in there.tolist()], self.arena.views(self.address[at], self.length[at]), strict=True)
+            zip([picks[i] for i in live.tolist()], self.arena.views(self.address[at], self.length[at]), strict=True)
         )
 
-    def replace_chunks(self, job: RecompressJob, piece: RecompressedChunks) -> None:
+    def replace_chunks(self, job: RecompressJob, packed: RecompressedChunks) -> None:
         """Replace chunks that are still there by recompressed ones; both locks of the store are held."""
-        there, *where = self._still(job, piece.at)
-        picks, at = there.tolist(), (where[0], where[1])
-        blobs = [piece.blobs[i] for i in picks]
+        live, *where = self._still(job, packed.at)
+        picks, at = live.tolist(), (where[0], where[1])
+        blobs = [packed.blobs[i] for i in picks]
         try:
             addresses = self.arena.append(blobs, tail=1)
         except MemoryError:  # it would only have saved memory
@@ -460,8 +462,8 @@ class ChunkedColumn:
         old = self.address[at], self.length[at], self.slot[at]
         self.address[at] = addresses
         self.length[at] = [len(blob) for blob in blobs]
-        self.checksum[at] = [piece.checksums[i] for i in picks]
-        self.slot[at] = [self.enter(piece.dictionaries[i]) for i in picks]
+        self.checksum[at] = [packed.checksums[i] for i in picks]
+        self.slot[at] = [self.enter(packed.dictionaries[i]) for i in picks]
         self._release(*old)
         np.maximum.at(self.packed, job.lane[: job.done], job.chunk[: job.done] + 1)
         if job.finished and job.new is not None and isinstance(self.coder, ZstdCoder):
@@ -473,6 +475,6 @@ class ChunkedColumn:
 
     # ---------------------------------------------------------------- reading
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> ChunkFetch:
+    def fetch(self, lane: Array, count: Array, present: Array, rows: Array, starts: Array) -> ChunkFetch:
         """Say how to fetch rows, as `ColumnData.fetch` describes it."""
-        return fetch_chunks(self, lane, count, there, rows, starts)
+        return fetch_chunks(self, lane, count, present, rows, starts)

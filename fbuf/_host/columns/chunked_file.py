@@ -115,8 +115,8 @@ class ChunkedFileColumn(ChunkedColumn):
         self.arena.settle()
         if staged.half is not None:
             self.half = staged.half
-        held = set(self.table.values())
-        for dictionary in [d for d in self._saved if d not in held]:
+        used = set(self.table.values())
+        for dictionary in [d for d in self._saved if d not in used]:
             unlink(self._dictionary(self._saved.pop(dictionary)))
 
     # ---------------------------------------------------------------- whole columns
@@ -148,10 +148,10 @@ class ChunkedFileColumn(ChunkedColumn):
             entry = found.get(place)
             whole[i] = entry is not None and self._is_intact(entry)
         gone, row = lane[~whole].repeat(k), (chunk[~whole][:, None] * k + np.arange(k)).reshape(-1)
-        held = row >= low[gone]
+        live = row >= low[gone]
         open_lane, open_row, right = self._look_open(count)[:3]
         right |= open_row < low[open_lane]
-        return np.concatenate([gone[held], open_lane[~right]]), np.concatenate([row[held], open_row[~right]])
+        return np.concatenate([gone[live], open_lane[~right]]), np.concatenate([row[live], open_row[~right]])
 
     def _found(self, count: Array) -> dict[tuple[int, int], Entry]:
         """Return where the chunks of lanes with int64[E] `count` rows are."""
@@ -206,8 +206,8 @@ class ChunkedFileColumn(ChunkedColumn):
             self.address[at], self.length[at], self.checksum[at] = entry.address, entry.length, entry.checksum
             self.slot[at] = self.enter(books.get(entry.dictionary))
             newest = entry if newest is None or entry.address > newest.address else newest
-        there = np.array([(e, c) in found for e, c in zip(lane.tolist(), chunk.tolist(), strict=True)], bool)
-        at_all = chunk[there] % self.ring, lane[there]
+        present = np.array([(e, c) in found for e, c in zip(lane.tolist(), chunk.tolist(), strict=True)], bool)
+        at_all = chunk[present] % self.ring, lane[present]
         self.arena.hold(self.address[at_all], self.length[at_all])
         self.arena.prune()
         number = max(len(found), 1)

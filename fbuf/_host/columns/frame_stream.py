@@ -187,8 +187,8 @@ class FrameStream:
         after = end[-1]
         frames = cast(Array, picked)
         level = keep is None and bool((self.count == self.count[0]).all())
-        own = Batch([frames], keep, self.count, after, level, (self.low, self._low(batch, end)))
-        return Staged(stacks, added, end, frames, own, self.plane.stage(own, frames))
+        frame_batch = Batch([frames], keep, self.count, after, level, (self.low, self._low(batch, end)))
+        return Staged(stacks, added, end, frames, frame_batch, self.plane.stage(frame_batch, frames))
 
     def _added(self, batch: Batch, stacks: Array) -> Array:
         """Return uint8[N, E], the number of frames that each row adds."""
@@ -288,13 +288,13 @@ class FrameStream:
 
     # ---------------------------------------------------------------- reading
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
+    def fetch(self, lane: Array, count: Array, present: Array, rows: Array, starts: Array) -> Fetch:
         """Say how to fetch rows, as `ColumnData.fetch` describes it."""
         depth = self.stacking.frames
         end = np.full(len(lane), depth, np.int64)
-        end[there] = self.ends.of(lane[there], count[there], rows, self.count)
+        end[present] = self.ends.of(lane[present], count[present], rows, self.count)
         frames = (end[:, None] + np.arange(-depth, 0)).reshape(-1)
-        fetch = self.plane.fetch(lane.repeat(depth), frames, there.repeat(depth), self.count, starts * depth)
+        fetch = self.plane.fetch(lane.repeat(depth), frames, present.repeat(depth), self.count, starts * depth)
         return fetch if self.stacking.outer == 1 else Interleaved(fetch, self.stacking)
 
 

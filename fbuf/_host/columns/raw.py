@@ -99,13 +99,13 @@ class DirtyBlocks:
         Args:
           read: (start, stop) -> rows of an array as they are when it is called; never more than a block of them.
         """
-        held = _Snapshot(read, shape[0], self.block)
-        self._snapshots = [r for r in self._snapshots if r() is not None] + [weakref.ref(held)]
+        snapshot = _Snapshot(read, shape[0], self.block)
+        self._snapshots = [r for r in self._snapshots if r() is not None] + [weakref.ref(snapshot)]
         marks, name, number = [], str(self._identity), -(-shape[0] // self.block)
         for at, written in enumerate(self._written[:number].tolist()):
             rows = min(self.block, shape[0] - at * self.block)
             marks.append(f"{name}:{at}:{written}:{rows}")
-        return Lazy(shape, dtype, held.read, block=self.block, marks=marks)
+        return Lazy(shape, dtype, snapshot.read, block=self.block, marks=marks)
 
 
 class RawColumn(ColumnData):
@@ -178,7 +178,7 @@ class RawColumn(ColumnData):
         if rows.size:
             self.array[start : start + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> RawFetch:
+    def fetch(self, lane: Array, count: Array, present: Array, rows: Array, starts: Array) -> RawFetch:
         """Say how to fetch rows, as `ColumnData.fetch` describes it."""
         return RawFetch(self.array, count % self.depth * self.lanes + lane, starts)
 

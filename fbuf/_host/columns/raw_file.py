@@ -68,7 +68,7 @@ def _add(total: Array, words: Array, weights: Array) -> None:
 SUM = 8
 """Bytes of a row's checksum."""
 _SPARE = 1024
-_PIECE = 1 << 20  # bytes looked at in one go
+_BLOCK = 1 << 20  # bytes looked at in one go
 _MAGIC = b"fbs1"
 _HEADER = struct.Struct("<4sQ")  # magic, places; then a crc of these, then 64 bits for each row
 
@@ -183,7 +183,7 @@ class RawFileColumn(ColumnData):
         lanes, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         stride = self.lanes * self.row
         used = min(int(count.max(initial=0)), self.places)
-        step = max(_PIECE // stride, 1)
+        step = max(_BLOCK // stride, 1)
         for first in range(0, used, step):
             places = np.arange(first, min(first + step, used))
             data = self.file.read(first * stride, len(places) * stride)
@@ -191,9 +191,9 @@ class RawFileColumn(ColumnData):
             table = np.frombuffer(data, np.uint8).reshape(-1, self.row)
             place, lane = np.divmod(np.arange(len(table)), self.lanes)
             row = _newest(count[lane], places[place], self.places)
-            there = row >= low[lane]
+            live = row >= low[lane]
             wrong = self._sums.of(table, self._sums.names(lane, row)) != self._read_sums(first * self.lanes, len(table))
-            bad = there & wrong
+            bad = live & wrong
             lanes.append(lane[bad])
             rows.append(row[bad])
         return np.concatenate(lanes), np.concatenate(rows)
@@ -208,7 +208,7 @@ class RawFileColumn(ColumnData):
         Args:
           checked: Every row was looked at (`damaged`); else each one is when it is read first.
         """
-        step = max(_PIECE // (8 * self.lanes), 1)
+        step = max(_BLOCK // (8 * self.lanes), 1)
         self.unchecked = None if checked else np.zeros(self.places * self.lanes, bool)
         stale = False
         for first in range(0, self.places, step):
@@ -260,9 +260,9 @@ class RawFileColumn(ColumnData):
 
         return self._tracked.snapshot((min(int(count.max()), self.places), lanes, row), np.uint8, read)
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> RawFileFetch:
+    def fetch(self, lane: Array, count: Array, present: Array, rows: Array, starts: Array) -> RawFileFetch:
         """Say how to fetch rows, as `ColumnData.fetch` describes it."""
-        return RawFileFetch(self, count % self.places * self.lanes + lane, lane, count, there, starts)
+        return RawFileFetch(self, count % self.places * self.lanes + lane, lane, count, present, starts)
 
 
 @dataclass

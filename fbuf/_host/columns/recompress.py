@@ -23,7 +23,7 @@ from fbuf._host.types import Array, StoreCorrupted
 
 JOB_BYTES = 1 << 28
 """Raw bytes of a job: 38,000 frames of 84x84."""
-_PIECE = 64  # chunks swapped at once
+_AT_ONCE = 64  # chunks swapped at once
 _TRIAL = 24  # chunks on which dictionaries are compared
 _LARGE_DICTIONARY_FACTOR = 3  # times the usual rows: the larger of two dictionaries tried
 _SEARCH = {  # a long one: as small as level 9, in a quarter of its time
@@ -99,7 +99,7 @@ class Packer:
         if not job.chosen:
             job.sample = job.sample or self._sample(len(job.dictionaries))
             return job.sample.chunks
-        return list(range(job.done, min(job.done + _PIECE, len(job.dictionaries))))
+        return list(range(job.done, min(job.done + _AT_ONCE, len(job.dictionaries))))
 
     def pack(self, job: RecompressJob, found: dict[int, memoryview]) -> RecompressedChunks:
         """Recompress some chunks of a job; the first call only chooses their dictionary.
@@ -116,7 +116,7 @@ class Packer:
             self._choose(job, job.sample, found)
             job.chosen, job.sample = True, None
             return packed
-        job.done = min(job.done + _PIECE, len(job.dictionaries))
+        job.done = min(job.done + _AT_ONCE, len(job.dictionaries))
         decode = self._coder.decoder()
         for i, stored in found.items():
             blob, dictionary, crc = bytes(stored), job.dictionaries[i], int(job.checksum[i])

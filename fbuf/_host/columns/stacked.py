@@ -176,6 +176,6 @@ class StackedColumn:
 
     # ---------------------------------------------------------------- reading
 
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
+    def fetch(self, lane: Array, count: Array, present: Array, rows: Array, starts: Array) -> Fetch:
         """Say how to fetch rows, as `ColumnData.fetch` describes it."""
-        return self.inner.fetch(lane, count, there, rows, starts)
+        return self.inner.fetch(lane, count, present, rows, starts)

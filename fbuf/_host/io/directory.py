@@ -323,13 +323,13 @@ class Folder:
         try:
             if size > _MAX_MANIFEST:
                 raise ValueError(f"{size} bytes, more than {_MAX_MANIFEST}")
-            there = json.loads(text)
-            version = there["version"]
-            found = {key: there[key] for key in self.identity}
+            manifest = json.loads(text)
+            version = manifest["version"]
+            found = {key: manifest[key] for key in self.identity}
             columns = {column["name"]: column for column in found["columns"]}
-            if there["format"] != "fbuf store":
+            if manifest["format"] != "fbuf store":
                 raise ValueError("of another format")
-            self.seed = int(there["id"], 16) if version == VERSION else 0
+            self.seed = int(manifest["id"], 16) if version == VERSION else 0
             if not 0 <= self.seed < 1 << 64 or not all(isinstance(name, str) for name in columns):
                 raise ValueError("an invalid id or name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

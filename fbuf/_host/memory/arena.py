@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.memory.lazy_array import Identity, Lazy, Source, pieces, read_into
+from fbuf._host.memory.lazy_array import Identity, Lazy, Source, in_parts, read_into
 from fbuf._host.types import Array, flat, unfit
 
 _AT_ONCE = 1 << 18
@@ -44,10 +44,10 @@ class Spans:
         first = np.concatenate([[True], ~follows])[: len(table)]
         begin = np.flatnonzero(first)
         if not ranges.all() or not after.all() or (offset[begin] >= 1 << bits).any():
-            raise unfit(f"span has {len(table)} pieces of segments, not all in order", "them in order, none twice")
+            raise unfit(f"span has {len(table)} parts of segments, not all in order", "them in order, none twice")
         place = np.concatenate([[0], np.cumsum(size)])
         self.total = int(place[-1])
-        # Pieces that follow one another are one run; a string may span its pieces.
+        # Parts that follow one another are one run; a string may span them.
         self._address = (number[begin] << bits | offset[begin]).astype(np.uint64)
         self._place = place[begin]
         self._size = np.diff(place[np.append(begin, len(table))])
@@ -61,17 +61,17 @@ class Spans:
             inside = (address - self._address[run]).astype(np.int64)
             if (run >= 0).all() and ((inside >= 0) & (inside + length <= self._size[run])).all():
                 return np.asarray(self._place[run] + inside)
-        raise unfit("address names bytes that span does not have", "pieces of segments")
+        raise unfit("address names bytes that span does not have", "parts of segments")
 
     def segments(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
         """Yield each segment with its parts: offset, size, place."""
         place = 0
         for number, rows in itertools.groupby(self.table.tolist(), key=lambda row: int(row[0])):
-            own = []
+            parts = []
             for _, offset, size in rows:
-                own.append((offset, size, place))
+                parts.append((offset, size, place))
                 place += size
-            yield number, own
+            yield number, parts
 
 
 def strings(payload: Source, place: Array, length: Array) -> Iterator[tuple[Array, list[memoryview]]]:
@@ -97,7 +97,7 @@ tail."""
 _SLAB = 1 << 22  # bytes loaded at once
 _READERS = 2  # threads that load slabs
 _LARGE_PAGE = 1 << 21  # numpy asks for large pages from twice as many bytes on
-_PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is larger
+_PART = 1 << 20  # bytes saved at once: all of a segment, unless a string is larger
 
 
 @dataclass
@@ -291,23 +291,23 @@ class Arena(SegmentPool):
         """Return the segments that hold live strings: `Spans.table`, and their bytes, without a copy."""
         table, parts, name = [], [], str(self._identity)
         for number, segment in sorted(self.segments.items()):
-            for offset in range(0, segment.used if segment.chunks else 0, _PIECE):
-                size = min(segment.used - offset, _PIECE)
+            for offset in range(0, segment.used if segment.chunks else 0, _PART):
+                size = min(segment.used - offset, _PART)
                 table.append((number, offset, size))
                 read = functools.partial(_bytes_of, segment.array, offset, size)
                 parts.append((f"{number}/{offset}", f"{name}:{number}/{offset}:{size}", size, read))
-        return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
+        return np.array(table, np.int64).reshape(-1, 3), in_parts(parts)
 
     def adopt(self, spans: Spans, payload: Source, addresses: Array, lengths: Array) -> None:
         """Load the segments of another arena into this new one, with the strings that are live.
 
         Raises:
-          ValueError: pieces of a segment are missing.
+          ValueError: parts of a segment are missing.
         """
         whole, start = list(spans.segments()), 0
-        sizes = [own[-1][0] + own[-1][1] for _, own in whole]
-        if any(sum(size for _, size, _ in own) != total for (_, own), total in zip(whole, sizes, strict=True)):
-            raise unfit("pieces of segments are missing", "all of each")
+        sizes = [parts[-1][0] + parts[-1][1] for _, parts in whole]
+        if any(sum(size for _, size, _ in parts) != total for (_, parts), total in zip(whole, sizes, strict=True)):
+            raise unfit("parts of segments are missing", "all of each")
         slabs: list[tuple[Array, int]] = []
         while start < len(whole):
             stop, size = start + 1, sizes[start]

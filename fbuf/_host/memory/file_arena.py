@@ -21,7 +21,7 @@ import numpy as np
 from fbuf._host.io.directory import Folder, is_store_name
 from fbuf._host.io.file import File, check_size, once, unlink
 from fbuf._host.memory.arena import SegmentPool
-from fbuf._host.memory.lazy_array import Lazy, pieces
+from fbuf._host.memory.lazy_array import Lazy, in_parts
 from fbuf._host.types import Array
 
 _OFFSET_BITS = 30  # an address is segment << 30 | offset
@@ -33,7 +33,7 @@ _MAGIC = b"fbc1"
 _HEADER = struct.Struct("<4sIQQII")  # magic, lane, chunk, dictionary, length, checksum; then a crc of these
 HEADER = _HEADER.size + 4
 _BLOCK = 1 << 20
-_LEAST_PIECE, _MOST_PIECE = 1 << 18, 1 << 22
+_LEAST_PART, _MOST_PART = 1 << 18, 1 << 22
 """Bytes of a segment saved at once: a 64th of it, aligned to pages."""
 
 
@@ -62,9 +62,9 @@ class Segment:
         self.chunks = 0
 
     @property
-    def piece(self) -> int:
+    def part_size(self) -> int:
         """Return how many bytes are saved at once."""
-        return min(max(1 << (self.size // 64).bit_length(), _LEAST_PIECE), _MOST_PIECE)
+        return min(max(1 << (self.size // 64).bit_length(), _LEAST_PART), _MOST_PART)
 
 
 class FileArena(SegmentPool):
@@ -252,25 +252,25 @@ class FileArena(SegmentPool):
           addresses, lengths: Of the live ones, and zeros.
         """
         table, parts, name = [], [], str(self._identity)
-        there = (addresses != NOWHERE) & (addresses > 0)  # a header comes before the first one
-        addresses, lengths = addresses[there], lengths[there].astype(np.int64)
+        stored = (addresses != NOWHERE) & (addresses > 0)  # a header comes before the first one
+        addresses, lengths = addresses[stored], lengths[stored].astype(np.int64)
         numbers, offsets = addresses >> np.uint64(_OFFSET_BITS), (addresses & np.uint64(_OFFSET)).astype(np.int64)
         order = np.argsort(numbers, kind="stable")
         bounds = np.flatnonzero(np.diff(numbers[order], prepend=NOWHERE, append=NOWHERE))
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            own = order[start:stop]
-            number, first = int(numbers[own[0]]), offsets[own] - HEADER
+            picks = order[start:stop]
+            number, first = int(numbers[picks[0]]), offsets[picks] - HEADER
             segment = self.segments[number]
-            reach: Array = np.zeros(-(-segment.size // segment.piece) + 1, np.int64)
-            np.add.at(reach, first // segment.piece, 1)
-            np.add.at(reach, (offsets[own] + lengths[own] - 1) // segment.piece + 1, -1)
+            reach: Array = np.zeros(-(-segment.size // segment.part_size) + 1, np.int64)
+            np.add.at(reach, first // segment.part_size, 1)
+            np.add.at(reach, (offsets[picks] + lengths[picks] - 1) // segment.part_size + 1, -1)
             for at in np.flatnonzero(np.cumsum(reach)).tolist():
-                offset = at * segment.piece
-                size = min(segment.used - offset, segment.piece)
+                offset = at * segment.part_size
+                size = min(segment.used - offset, segment.part_size)
                 table.append((number, offset, size))
                 read = functools.partial(once, segment.view, offset, size, segment.file.path)
                 parts.append((f"{number}/{offset}", f"{name}:{number}/{offset}:{size}", size, read))
-        return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
+        return np.array(table, np.int64).reshape(-1, 3), in_parts(parts)
 
     def forget(self, addresses: Sequence[int]) -> None:
         """Erase the headers of chunks for good. Raises OSError."""

@@ -123,7 +123,7 @@ def in_small_blocks(array: Array) -> Lazy:
     return Lazy(array.shape, array.dtype, lambda start, stop: array[start:stop], block=block, slices_are_views=True)
 
 
-def pieces(parts: Sequence[tuple[str, str | None, int, Callable[[], Array]]]) -> Lazy:
+def in_parts(parts: Sequence[tuple[str, str | None, int, Callable[[], Array]]]) -> Lazy:
     """Concatenate byte strings, uint8[sum of sizes], each given by its key, its mark, its size and what reads it."""
     cuts = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([size for _, _, size, _ in parts], out=cuts[1:])
@@ -148,9 +148,9 @@ def pieces(parts: Sequence[tuple[str, str | None, int, Callable[[], Array]]]) ->
 def steps(source: Source) -> Iterator[tuple[int, Array]]:
     """Yield a source block by block, with the row at which each begins."""
     rows = source.shape[0]
-    own = getattr(source, "block", None)
+    stated = getattr(source, "block", None)
     nbytes = int(np.prod(source.shape[1:], dtype=np.int64)) * source.dtype.itemsize
-    block = own if isinstance(own, int) and own > 0 else block_rows(rows, nbytes)
+    block = stated if isinstance(stated, int) and stated > 0 else block_rows(rows, nbytes)
     for start in range(0, rows, block):
         yield start, np.asarray(source[start : min(start + block, rows)])
 

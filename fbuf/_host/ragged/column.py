@@ -148,24 +148,24 @@ class RaggedColumn:
         return index["address"][strings], index["size"][strings].astype(np.int64)
 
 
-def stage(leaf: RaggedLeaf, given: Sequence[Any], own: values.Encode | None, pack: Any) -> Staged:
+def stage(leaf: RaggedLeaf, rows: Sequence[Any], encode: values.Encode | None, pack: Any) -> Staged:
     """Encode values of one leaf.
 
     Args:
-      given: One of each row that is stored, or `values.MISSING`.
-      own: The user's `encode`.
+      rows: One of each row that is stored, or `values.MISSING`.
+      encode: The user's `encode`.
       pack: bytes -> bytes, what is done to the bytes of each.
     Raises:
       Whatever the user's functions raise, with a note that names leaf and row.
     """
-    kind: Array = np.zeros(len(given), np.uint8)
+    kind: Array = np.zeros(len(rows), np.uint8)
     strings, checksums, objects = list[bytes](), list[int](), list[Any]()
-    lengths = None if leaf.maximum is None else np.full((len(given), len(leaf.maximum)), -1, np.int32)
-    for i, value in enumerate(given):
+    lengths = None if leaf.maximum is None else np.full((len(rows), len(leaf.maximum)), -1, np.int32)
+    for i, value in enumerate(rows):
         if value is values.MISSING:
             continue
         try:
-            data = values.encode(value, own)
+            data = values.encode(value, encode)
             data = None if data is None else pack(data)
         except Exception as error:
             error.add_note(f"fbuf: while leaf '{leaf.name}' of row {i} was encoded; nothing was stored.")

@@ -100,8 +100,8 @@ class Records(RowStore):
             step, lane, count = step[new], lane[new], count[new]
             order = (step * self.lanes + lane).tolist()
             staged = [
-                stage(leaf, [given[i] for i in order], self._encode, self._pack)
-                for leaf, given in zip(self.leaves, rows, strict=True)
+                stage(leaf, [values[i] for i in order], self._encode, self._pack)
+                for leaf, values in zip(self.leaves, rows, strict=True)
             ]
             with self._lock:
                 gone = self._commit(staged, lane, count)
@@ -133,10 +133,10 @@ class Records(RowStore):
           ValueError: a length is beyond the maximum. Nothing was stored.
         """
         number = len(rows[0])
-        given: list[list[Any]] = [[MISSING] * (number * self.lanes) for _ in self.leaves]
+        values: list[list[Any]] = [[MISSING] * (number * self.lanes) for _ in self.leaves]
         for at, index in enumerate(self._padded):
-            given[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
-        return self.put(given, number, keep)
+            values[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
+        return self.put(values, number, keep)
 
     def _cut(self, leaf: RaggedLeaf, padded: Array, lengths: Array, keep: Array | None) -> list[Any]:
         assert leaf.maximum is not None
@@ -183,7 +183,7 @@ class Records(RowStore):
         """Return lane, count, and whether it is there (False for 0) of each ticket."""
         return self._tickets.find(tickets, self._count)
 
-    def there(self, tickets: Array) -> Array:
+    def present(self, tickets: Array) -> Array:
         """Return bool of the tickets' shape: the row is there (False for 0)."""
         with self._lock:
             self._check_open()

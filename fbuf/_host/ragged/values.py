@@ -56,8 +56,8 @@ def dtype_of(code: str) -> np.dtype[Any]:
         return np.dtype(kind)
 
 
-def encode(value: Any, own: Encode | None) -> bytes | None:
-    """Return a value as bytes; None if it has no such form and `own` is None.
+def encode(value: Any, custom: Encode | None) -> bytes | None:
+    """Return a value as bytes; None if it has no such form and `custom` is None.
 
     Raises:
       TypeError: the user's `encode` gives something else than bytes.
@@ -81,15 +81,15 @@ def encode(value: Any, own: Encode | None) -> bytes | None:
         return bytes([_FLOAT]) + struct.pack("<d", value)
     elif kind is complex:
         return bytes([_COMPLEX]) + struct.pack("<dd", value.real, value.imag)
-    if own is None:
+    if custom is None:
         return None
-    data = own(value)
+    data = custom(value)
     if not isinstance(data, bytes):
         raise TypeError(f"Ragged: encode gave {type(data).__name__}; expected bytes. Return bytes(x).")
     return bytes([_USER]) + data
 
 
-def decode(data: memoryview, own: Decode | None) -> Any:
+def decode(data: memoryview, custom: Decode | None) -> Any:
     """Return the value that `encode` encoded; arrays are writeable copies.
 
     Raises:
@@ -118,9 +118,9 @@ def decode(data: memoryview, own: Decode | None) -> Any:
         return complex(*struct.unpack("<dd", rest))
     if mark != _USER:
         raise malformed(f"mark {mark}")
-    if own is None:
+    if custom is None:
         raise TypeError("Ragged: a value was stored with encode=, but there is no decode=. Give both.")
-    return own(bytes(rest))
+    return custom(bytes(rest))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -81,8 +81,8 @@ class ColumnFactory:
         column, ring = self.columns[index], self.ring(index, batch)
         lane, row = ranges(np.maximum(count - self.depth, 0), count)
         values: Array = np.empty((len(lane), *column.shape), column.dtype)
-        there, start = np.ones(len(lane), bool), np.zeros(1, np.int64)
-        raise_if_corrupted(part.fetch(lane, row, there, count, start).run([flat(values)]), there)
+        present, start = np.ones(len(lane), bool), np.zeros(1, np.int64)
+        raise_if_corrupted(part.fetch(lane, row, present, count, start).run([flat(values)]), present)
         ring.put(lane, row, values)
         if (
             self.folder is not None and self.folder.is_flushed
@@ -119,14 +119,14 @@ def reopen(
     # What follows erases rows of open chunks that are in the segments, which a killed process may not have flushed.
     folder.wait_for(folder.files(""))
     low, lost = np.maximum(total - depth, folder.first), 0
-    count, held = total.copy(), np.minimum(total - low, length)
+    count, sizes = total.copy(), np.minimum(total - low, length)
     if folder.verify:
         chunks = [part.k for part in files if isinstance(part, ChunkedFileColumn)]
         invalid = [_lasting_damage(part, low, total) for part in files]
-        count, held = longest_valid_run(low, total, length, invalid, chunks, folder.flushed)
-        if total.any() and not held.any():
+        count, sizes = longest_valid_run(low, total, length, invalid, chunks, folder.flushed)
+        if total.any() and not sizes.any():
             raise StoreCorrupted(f"Buffer.resume: no row at {folder.path} is intact. Load the last checkpoint.")
-        first, before = count - held, np.maximum(total - length, low)
+        first, before = count - sizes, np.maximum(total - length, low)
         lost = int((total - count + np.maximum(first - before, 0)).clip(max=total - before).sum())
         folder.flushed = np.minimum(folder.flushed, count)
         folder.first = np.where((count < total) | (first > before), first, folder.first)
@@ -143,10 +143,10 @@ def reopen(
         folder.save(kind_bytes(parts), count, updates.made)
     folder.tidy()
     if not lost and not lost_updates:
-        return count, held, ""
+        return count, sizes, ""
     return (
         count,
-        held,
+        sizes,
         f"Buffer.resume: {lost} rows and {lost_updates} row updates at {folder.path} are damaged or missing and were dropped; "
         f"each lane resumes with its longest valid run, of flushed rows if there are any. The last checkpoint may have them: "
         f"fbuf.load(path).",
@@ -181,7 +181,7 @@ def longest_valid_run(
     Returns:
       int64[E], rows each lane counts from now on, and int64[E], how many of its newest are held (at most `length`).
     """
-    held = np.minimum(count - low, length)
+    lengths = np.minimum(count - low, length)
     count = count.copy()
     lanes = np.concatenate([np.zeros(0, np.int64), *(lane for lane, _ in invalid)])
     rows = np.concatenate([np.zeros(0, np.int64), *(row for _, row in invalid)])
@@ -199,8 +199,8 @@ def longest_valid_run(
         # A lane whose oldest row is at position 0 would look like one that never lost a row.
         if 0 < number < stop and number < length and (stop - number) % length == 0:
             number -= 1
-        count[lane], held[lane] = (stop, number) if number > 0 else (0, 0)
-    return count, held
+        count[lane], lengths[lane] = (stop, number) if number > 0 else (0, 0)
+    return count, lengths
 
 
 def _between_chunks(stops: Array, end: int, chunks: Sequence[int]) -> Array:

@@ -46,9 +46,9 @@ class Reading(NamedTuple):
         """
         for fetch, group, _, still in self.fetches:
             if fetch.may_be_overwritten:
-                there = np.concatenate([self.present[i] for i in group])
+                present = np.concatenate([self.present[i] for i in group])
                 gone = still.row < low[still.lane] if at is None else np.isin(still.row, at)
-                if (there & gone).any():
+                if (present & gone).any():
                     return True
         return False
 

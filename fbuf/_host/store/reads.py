@@ -110,10 +110,10 @@ class TicketReads(abc.ABC):
                 sizes = [wanted[i].size for i in group]
                 starts = np.cumsum([0, *sizes[:-1]])
                 tickets = np.concatenate([wanted[i] for i in group]) if len(group) > 1 else wanted[group[0]]
-                fetch, there, updated, pending = self._find_rows(column, tickets, starts)
+                fetch, rows_present, updated, pending = self._find_rows(column, tickets, starts)
                 spans = [slice(b, b + n) for b, n in zip(starts.tolist(), sizes, strict=True)]
                 for i, span in zip(group, spans, strict=True):
-                    present[i] = there[span]
+                    present[i] = rows_present[span]
                     for at, put in updated:
                         if span.start <= at < span.stop:
                             reading.updated.append((i, at - span.start, self.columns[column].nbytes, put))
@@ -145,8 +145,8 @@ class TicketReads(abc.ABC):
         for i, at, row, put in updated:
             if present[i][at]:
                 put(flat(outs[i])[at * row : (at + 1) * row])
-        for out, there in zip(outs, present, strict=True):
-            if not there.all() and out.nbytes:
-                out.reshape(-1).view(np.uint8).reshape(len(there), -1)[~there] = 0
-        oks = [there | np.logical_not(t) for there, t in zip(present, wanted, strict=True)]
+        for out, is_present in zip(outs, present, strict=True):
+            if not is_present.all() and out.nbytes:
+                out.reshape(-1).view(np.uint8).reshape(len(is_present), -1)[~is_present] = 0
+        oks = [is_present | np.logical_not(t) for is_present, t in zip(present, wanted, strict=True)]
         return np.concatenate(oks) if oks else np.ones(0, bool)

@@ -295,10 +295,10 @@ def _read(body: bytes) -> dict[int, RowUpdate]:
     while at < len(body):
         number, lane, count, values = _UPDATE.unpack_from(body, at)
         at += _UPDATE.size
-        own = {}
+        columns = {}
         for _ in range(values):
             column, size = _VALUE.unpack_from(body, at)
-            own[column] = body[at + _VALUE.size : at + _VALUE.size + size]
+            columns[column] = body[at + _VALUE.size : at + _VALUE.size + size]
             at += _VALUE.size + size
-        made[number] = RowUpdate(lane, count, own)
+        made[number] = RowUpdate(lane, count, columns)
     return made

@@ -25,7 +25,7 @@ from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.memory.arena import Spans, strings
 from fbuf._host.memory.file_arena import NOWHERE, FileArena
-from fbuf._host.memory.lazy_array import Sources, expect, in_small_blocks, lazily, pieces, steps, within
+from fbuf._host.memory.lazy_array import Sources, expect, in_parts, in_small_blocks, lazily, steps, within
 from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates
 from fbuf._host.types import Array, ColumnData, StoreCorrupted, flat, unfit
 
@@ -120,13 +120,13 @@ def _save_stacks(part: StackedColumn, count: Array) -> dict[str, Any]:
         return {"stacking": np.array([part.watching, 0, 0, 0], np.int64)} | save_chunks(stream, count)
     frames = np.stack([stream.low, stream.count])
     added = stream.ends.saved(np.maximum(count - part.depth, 0), count, stream.stacking.frames)
-    own = {
+    arrays = {
         "stacking": np.array([0, *dataclasses.astuple(stream.stacking)], np.int64),
         "frames": frames,
         "added": added,
         "added_checksum": np.array([_checksum(frames, added)], np.uint32),
     }
-    return own | {f"frame:{n}": a for n, a in save_chunks(stream.plane, stream.count, stream.low).items()}
+    return arrays | {f"frame:{n}": a for n, a in save_chunks(stream.plane, stream.count, stream.low).items()}
 
 
 def _load_stacks(part: StackedColumn, arrays: Sources, count: Array) -> None:
@@ -156,20 +156,20 @@ def _load_stacks(part: StackedColumn, arrays: Sources, count: Array) -> None:
     if (low < 0).any() or (end != frames).any():
         raise unfit(f"rows show {(end - low).tolist()} frames", f"{(frames - low).tolist()}")
     plane = stream.plane
-    own = within(arrays, "frame:")
+    frame_arrays = within(arrays, "frame:")
     needed = max(int((frames // plane.k - low // plane.k).max()) + 2, plane.ring)
-    ring = int(expect(own, "state", np.int64, (7,))[5])
+    ring = int(expect(frame_arrays, "state", np.int64, (7,))[5])
     plane.resize(ring if needed <= ring <= 2 * needed else needed, np.zeros_like(frames), np.zeros_like(low))
-    load_chunks(plane, own, frames, low)
+    load_chunks(plane, frame_arrays, frames, low)
     part.inner = stream
     part.resume(count, False)
 
 
 def save_updates(updates: RowUpdates) -> dict[str, Array]:
     """Return updated rows as arrays."""
-    held = list(updates.held.items())
-    rows = [(t & ~UPDATE_BIT, p.lane, p.count, p.superseded) for t, p in held]
-    values = [(row, column, v) for row, (_, p) in enumerate(held) for column, v in p.values.items()]
+    live = list(updates.held.items())
+    rows = [(t & ~UPDATE_BIT, p.lane, p.count, p.superseded) for t, p in live]
+    values = [(row, column, v) for row, (_, p) in enumerate(live) for column, v in p.values.items()]
     return {
         "patch:made": np.array([updates.made], np.int64),
         "patch:row": np.array(rows, np.int64).reshape(-1, 4),
@@ -188,14 +188,14 @@ def load_updates(updates: RowUpdates, arrays: Sources, low: Array, high: Array, 
         fits = 0 <= lane < len(low) and low[lane] <= count < high[lane] and 0 < number <= made
         if not fits or superseded > made:
             raise unfit(f"patch:row has {[number, lane, count, superseded]}", "a row of the store")
-    own: list[dict[int, bytes]] = [{} for _ in rows]
+    fields: list[dict[int, bytes]] = [{} for _ in rows]
     end = 0
     for row, column, size in values.tolist():
         if not (0 <= row < len(rows) and (0 <= column < columns or column == CUT) and size >= 1):
             raise unfit(f"patch:value has {[row, column, size]}", "a changed row and a column")
-        own[row][column] = data[end : end + size]
+        fields[row][column] = data[end : end + size]
         end += size
-    for (number, lane, count, superseded), value in zip(rows, own, strict=True):
+    for (number, lane, count, superseded), value in zip(rows, fields, strict=True):
         updates.insert(UPDATE_BIT | number, RowUpdate(lane, count, value, superseded))
     updates.resume(made)
 
@@ -220,10 +220,10 @@ def save_chunks(part: ChunkedColumn, count: Array, low: Array | None = None) -> 
     span, payload = part.arena.saved(index["address"], index["length"])
     books = dict(sorted(part.table.items()))
     current = part.coder.current
-    held = [*books.items()]
+    entries = [*books.items()]
     if current is not None and current not in books.values():
-        held.append((0, current))
-    number = next((i for i, (_, book) in enumerate(held, 1) if book is current), 0)
+        entries.append((0, current))
+    number = next((i for i, (_, book) in enumerate(entries, 1) if book is current), 0)
     state = [part.k, part.closed, part.encoded, part.probed, number, part.ring, part.arena.bits]
     return {
         "state": np.array(state, np.int64),
@@ -232,12 +232,12 @@ def save_chunks(part: ChunkedColumn, count: Array, low: Array | None = None) -> 
         **{name: in_small_blocks(array) for name, array in index.items()},  # zeros for chunks that have expired
         "span": span,
         "payload": payload,
-        "dictionaries": pieces(
-            [(str(slot), str(d.identity), len(d.data), functools.partial(_content, d)) for slot, d in held]
+        "dictionaries": in_parts(
+            [(str(slot), str(d.identity), len(d.data), functools.partial(_content, d)) for slot, d in entries]
         ),
-        "dictionary_slot": np.array([slot for slot, _ in held], np.uint16),
-        "dictionary_length": np.array([len(d.data) for _, d in held], np.int64),
-        "dictionary_checksum": np.array([d.crc for _, d in held], np.uint32),
+        "dictionary_slot": np.array([slot for slot, _ in entries], np.uint16),
+        "dictionary_length": np.array([len(d.data) for _, d in entries], np.int64),
+        "dictionary_checksum": np.array([d.crc for _, d in entries], np.uint32),
     }
 
 
@@ -268,8 +268,8 @@ def _save_open(part: ChunkedColumn, count: Array) -> dict[str, Array]:
     packer = compressor(1, step * part.k * part.row, None)
     left = count % part.k
     for start in range(0, part.lanes, step):
-        there = np.arange(part.k) < left[start : start + step, None]
-        rows = part.open[start : start + step][there]
+        present = np.arange(part.k) < left[start : start + step, None]
+        rows = part.open[start : start + step][present]
         frames.append(packer.compress(flat(rows)) if rows.nbytes else b"")
         crcs.append(zlib.crc32(frames[-1]))
     return {
@@ -296,12 +296,12 @@ def _load_open(part: ChunkedColumn, arrays: Sources, count: Array) -> None:
         frame, lanes = data[stop - size : stop], slice(i * step, (i + 1) * step)
         if zlib.crc32(frame) != crc:
             raise damaged("rows of chunks that were not full", zlib.crc32(frame), crc)
-        there = np.arange(part.k) < left[lanes, None]
-        number = int(np.count_nonzero(there)) * part.row
+        present = np.arange(part.k) < left[lanes, None]
+        number = int(np.count_nonzero(present)) * part.row
         if number:
             check_size(frame, number)
         rows = np.frombuffer(unpacker(number)(frame, None) if number else b"", np.uint8)
-        part.open[lanes][there] = rows.view(part.open.dtype).reshape(-1, *part.open.shape[2:]) if number else 0
+        part.open[lanes][present] = rows.view(part.open.dtype).reshape(-1, *part.open.shape[2:]) if number else 0
 
 
 def load_chunks(

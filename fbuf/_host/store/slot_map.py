@@ -59,9 +59,9 @@ class SlotMap:
         small = self._queue.itemsize
         return self.used * self.ticket.itemsize + (slots + min(self._queued, self.size)) * small
 
-    def resume(self, place: Array, there: Array) -> None:
-        """Resume from a state whose rows are at int64[C] `place` by slot, where `there`. Cost: O(C + slack)."""
-        slot = np.flatnonzero(there)
+    def resume(self, place: Array, present: Array) -> None:
+        """Resume from a state whose rows are at int64[C] `place` by slot, where `present`. Cost: O(C + slack)."""
+        slot = np.flatnonzero(present)
         slot = slot[np.unique(place[slot], return_index=True)[1]]
         stays = np.zeros(self.used, bool)
         stays[place[slot]] = True
@@ -121,8 +121,8 @@ class SlotMap:
     def find(self, ticket: Array) -> tuple[Array, Array]:
         """Return places int64[M] of tickets uint64[M], and whether their rows are still there; place 0 where not."""
         place = ((ticket - np.uint64(1)) % np.uint64(self.size)).astype(np.int64)
-        there = (self.ticket[place] == ticket) & (ticket != np.uint64(0))
-        return np.where(there, place, 0), there
+        present = (self.ticket[place] == ticket) & (ticket != np.uint64(0))
+        return np.where(present, place, 0), present
 
     # ---------------------------------------------------------------- checkpoints
 

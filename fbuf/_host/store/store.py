@@ -196,14 +196,14 @@ class Store(TicketReads):
             while done < n:
                 # In files, rows are written before they count, to places without readable rows.
                 room = min((p.room(self._count) for p in self._parts if isinstance(p, RawFileColumn)), default=n)
-                piece = slice(done, min(done + room, n))
+                part = slice(done, min(done + room, n))
                 try:
-                    tickets[piece] = self._write([r[piece] for r in rows], None if keep is None else keep[piece])
+                    tickets[part] = self._write([r[part] for r in rows], None if keep is None else keep[part])
                 except OSError as error:
                     if done:
                         error.strerror = f"{error.strerror} The first {done} of {n} rows were written before."
                     raise
-                done = piece.stop
+                done = part.stop
             if self._folder.sync is not None and time.monotonic() - self._flushed >= self._folder.sync:
                 self._flush()
 
@@ -320,17 +320,17 @@ class Store(TicketReads):
     # ---------------------------------------------------------------- reading
 
     def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
-        lane, count, there, updated = self._resolve(column, tickets)
-        fetched = there
+        lane, count, present, updated = self._resolve(column, tickets)
+        fetched = present
         if updated:
-            fetched = there.copy()
+            fetched = present.copy()
             fetched[[at for at, _ in updated]] = False
         fetch = self._parts[column].fetch(lane, count, fetched, self._count, starts)
         decode = functools.partial(self._updates.decode, column)
         put: list[tuple[int, Callable[[memoryview], None]]] = [
             (at, functools.partial(decode, value)) for at, value in updated
         ]
-        return fetch, there, put, PendingRows(column, tickets, lane, count)
+        return fetch, present, put, PendingRows(column, tickets, lane, count)
 
     def _are_readable(self, rows: PendingRows) -> Array:
         if self._slots is not None:
@@ -410,11 +410,11 @@ class Store(TicketReads):
                 with self._lock:
                     self._check_open()
                     found = part.read_job(job, part.packer.wanted(job))
-                piece = part.packer.pack(job, found)
+                packed = part.packer.pack(job, found)
                 del found  # lets go of their segments
                 with self._writing, self._lock:
                     self._check_open()
-                    part.replace_chunks(job, piece)
+                    part.replace_chunks(job, packed)
             except BaseException:
                 part.abandon(job)
                 self._jobs.pop()
@@ -476,8 +476,8 @@ class Store(TicketReads):
     def _changeable(self, tickets: Array, keep: Array) -> tuple[Array, Array, Array]:
         """Return which rows are there and in `keep`, with their lanes and counts; `_writing` is held."""
         # Only writers drop rows, so what is there now is there until `_writing` is released.
-        lane, count, there, _ = self._resolve(0, tickets)
-        picks = np.flatnonzero(there & keep)
+        lane, count, present, _ = self._resolve(0, tickets)
+        picks = np.flatnonzero(present & keep)
         return picks, lane[picks], count[picks]
 
     def _update_rows(self, tickets: Array, lane: Array, count: Array, fields: Mapping[int, Array]) -> Array:
@@ -557,9 +557,9 @@ class Store(TicketReads):
             if store._count.tolist() != [store._slots.used]:
                 raise unfit(f"count is {store._count.tolist()}", f"{[store._slots.used]}, as many as there are tickets")
         for i in range(len(store.columns)):
-            own = within(arrays, f"column{i}:")
-            store._parts[i] = store._make.saved(i, store._parts[i], own)
-            serialize.load(store._parts[i], own, store._count)
+            saved = within(arrays, f"column{i}:")
+            store._parts[i] = store._make.saved(i, store._parts[i], saved)
+            serialize.load(store._parts[i], saved, store._count)
         low = np.maximum(store._count - store.depth, 0)
         serialize.load_updates(store._updates, arrays, low, store._count, len(store.columns))
         if store._folder is not None and store._log is not None:

@@ -83,36 +83,36 @@ def checked_fractions(fractions: Any, names: Sequence[str]) -> tuple[float, ...]
     return out
 
 
-def check_names(call: str, given: Mapping[str, Any], names: Sequence[str], complete: bool = False) -> None:
+def check_names(call: str, mapping: Mapping[str, Any], names: Sequence[str], complete: bool = False) -> None:
     """Raise for unknown names, and for missing ones if `complete`."""
-    for name in given:
+    for name in mapping:
         if name not in names:
             raise ValueError(f"{call} names '{name}'; expected the buffers {', '.join(names)}.")
-    missing = next((name for name in names if complete and name not in given), None)
+    missing = next((name for name in names if complete and name not in mapping), None)
     if missing is not None:
         raise ValueError(f"{call} lacks '{missing}'; expected one for each of {', '.join(names)}.")
 
 
-def traced_fractions(call: str, given: Any, names: Sequence[str], usual: Sequence[float]) -> jax.Array:
+def traced_fractions(call: str, fractions: Any, names: Sequence[str], usual: Sequence[float]) -> jax.Array:
     """Return fractions float32[S] by name, traced or not; other buffers share the rest by their `usual` fractions.
 
     Raises:
       TypeError, ValueError: not a dict of numbers, or known values outside [0, 1] or with another sum than 1.
     """
-    if not isinstance(given, Mapping) or not given:
-        raise TypeError(f"{call}: fractions is {given!r}; expected a dict. Write {{'{names[0]}': schedule(step)}}.")
-    check_names(f"{call}: fractions", given, names)
+    if not isinstance(fractions, Mapping) or not fractions:
+        raise TypeError(f"{call}: fractions is {fractions!r}; expected a dict. Write {{'{names[0]}': schedule(step)}}.")
+    check_names(f"{call}: fractions", fractions, names)
     known = 0.0
-    for name, value in given.items():
+    for name, value in fractions.items():
         check_number(call, f"the fraction of '{name}'", value, 1)
         known += math.nan if isinstance(value, jax.Array) else float(value)
-    rest = [name for name in names if name not in given]
+    rest = [name for name in names if name not in fractions]
     weights = {name: weight for name, weight in zip(names, usual, strict=True) if name in rest}
     if known > 1 + _TOLERANCE or (not rest and known < 1 - _TOLERANCE):
         raise ValueError(f"{call}: the sum of fractions is {known:g}; expected 1.")
     if rest and not sum(weights.values()):
         raise ValueError(f"{call}: fractions lacks {', '.join(rest)}, of default fraction 0. Name them too.")
-    values = {name: counted(jnp.asarray(value, jnp.float32)) for name, value in given.items()}
+    values = {name: counted(jnp.asarray(value, jnp.float32)) for name, value in fractions.items()}
     left = jnp.maximum(jnp.float32(1) - sum(values.values(), jnp.zeros((), jnp.float32)), jnp.float32(0))
     for name, weight in weights.items():
         values[name] = left * jnp.float32(weight / sum(weights.values()))

@@ -108,7 +108,7 @@ def sample(
     """Draw a batch: `sizes` rows of each buffer if they are known, else by `fractions` float32[S]."""
     states = {name: states[name].open() for name in mixture.names}
     number = available(mixture, states) if of_shard is None else of_shard.number
-    there = number > jnp.int32(0)
+    has_rows = number > jnp.int32(0)
     size = len(mixture.members)
     keys = jax.random.split(key, 2 * size + 2)
     share: Array | None = None
@@ -116,7 +116,7 @@ def sample(
         states, part = _draw_sizes(mixture, states, keys, sizes)
         if mixture.quota == "exact" and mixture.if_empty == "share" and _may_lack(mixture, sizes):
             fractions = quota.normalized(jnp.asarray(mixture.shares, jnp.float32))
-            extra = quota.shared(part.source, fractions, there)
+            extra = quota.shared(part.source, fractions, has_rows)
             states, part = _fill_up(mixture, states, keys, part, extra)
     else:
         assert fractions is not None
@@ -126,13 +126,13 @@ def sample(
         else:
             source = quota.in_order(quota.traced(fractions, jnp.int32(batch_size)), batch_size)
         if mixture.if_empty == "share":
-            open_to = quota.normalized(jnp.where(there, fractions, jnp.float32(0)))
+            open_to = quota.normalized(jnp.where(has_rows, fractions, jnp.float32(0)))
             if mixture.quota == "random":
                 extra = quota.at_random(keys[-2], open_to, batch_size)
-                extra = jnp.where(quota.left_over(source, there), extra, jnp.int32(size))
+                extra = jnp.where(quota.left_over(source, has_rows), extra, jnp.int32(size))
                 fractions = open_to
             else:
-                extra = quota.shared(source, fractions, there)
+                extra = quota.shared(source, fractions, has_rows)
             source = jnp.where(extra < jnp.int32(size), extra, source)
         states, part = _draw_masked(mixture, states, keys, source)
         share = fractions if mixture.quota == "random" else None
@@ -148,16 +148,16 @@ def sample(
     source = jnp.where(part.mask, part.source, jnp.int32(size))
     index = Index(part.slot, part.generation, source)
     batch = Sample(part.data, index, probability, weight, part.mask)
-    return {name: own.pack() for name, own in count_empty(mixture, states, there, of_shard).items()}, batch
+    return {name: state.pack() for name, state in count_empty(mixture, states, has_rows, of_shard).items()}, batch
 
 
-def count_empty(mixture: MixtureConfig, states: States, there: Array, of_shard: OfShard | None) -> States:
+def count_empty(mixture: MixtureConfig, states: States, has_rows: Array, of_shard: OfShard | None) -> States:
     """Count a batch of which all buffers are empty: in the first buffer, on the first shard."""
-    first, is_empty = mixture.names[0], ~jnp.any(there)
+    first, is_empty = mixture.names[0], ~jnp.any(has_rows)
     if of_shard is not None:
         is_empty = is_empty & (lax.axis_index(of_shard.axis) == jnp.int32(0))
-    own = states[first]
-    return {**states, first: own.replace(counters=count_up(own, empty_samples=is_empty))}
+    state = states[first]
+    return {**states, first: state.replace(counters=count_up(state, empty_samples=is_empty))}
 
 
 def _may_lack(mixture: MixtureConfig, sizes: tuple[int, ...]) -> bool:
@@ -306,13 +306,13 @@ def _weigh_shard(
 
     Every shard draws as many rows of a buffer, so they have its share times the number of shards in the weight.
     """
-    own = of_shard.share[jnp.minimum(part.source, jnp.int32(len(mixture.members) - 1))]
-    mask = part.mask & (own > jnp.float32(0))
-    part = part._replace(mask=mask, chance=part.chance * own, data=zero_masked(mask, part.data))
+    shares = of_shard.share[jnp.minimum(part.source, jnp.int32(len(mixture.members) - 1))]
+    mask = part.mask & (shares > jnp.float32(0))
+    part = part._replace(mask=mask, chance=part.chance * shares, data=zero_masked(mask, part.data))
     probability, weight = weigh(
         part.source, part.chance, mask, share, of_shard.number, beta, mixture.target, normalize=None
     )
-    weight = weight * own * jnp.float32(of_shard.shards)
+    weight = weight * shares * jnp.float32(of_shard.shards)
     if mixture.normalize is not None:
         weight = weights.normalized(weight, lax.pmax(jnp.max(weight), of_shard.axis))
     return part, probability, weight
@@ -389,11 +389,11 @@ def window_index(mixture: MixtureConfig, states: Any, index: Index) -> tuple[Any
     for number, (name, buffer) in enumerate(mixture.members):
         rows = buffer.window_index(states[name], route(index, number, buffer))
         if rows.shard is None:
-            there = rows.slot < jnp.int32(buffer.capacity)
+            inside = rows.slot < jnp.int32(buffer.capacity)
         else:
-            there = rows.shard < jnp.int32(buffer.shards)
-        source = jnp.where(there, jnp.int32(number), jnp.int32(len(mixture.members)))
-        rows = dataclasses.replace(rows, source=source, slot=jnp.where(there, rows.slot, jnp.int32(0)))
+            inside = rows.shard < jnp.int32(buffer.shards)
+        source = jnp.where(inside, jnp.int32(number), jnp.int32(len(mixture.members)))
+        rows = dataclasses.replace(rows, source=source, slot=jnp.where(inside, rows.slot, jnp.int32(0)))
         mine = index.source[:, None] == jnp.int32(number)
         found = jax.tree.map(lambda new, old, mine=mine: jnp.where(mine, new, old), rows, found)
     return states, found
@@ -408,8 +408,8 @@ def update_priority(
     invalid: Array | None = of_no_buffer(index, len(mixture.members))
     for number, (name, buffer) in enumerate(mixture.members):
         if buffer_of(buffer).sampler.prioritized:
-            own = route(index, number, buffer, invalid)
-            states[name], invalid = buffer.update_priority(states[name], own, td_error, mask=mask, eta=eta), None
+            part = route(index, number, buffer, invalid)
+            states[name], invalid = buffer.update_priority(states[name], part, td_error, mask=mask, eta=eta), None
     return states, None
 
 
@@ -420,19 +420,19 @@ def update_rows(mixture: MixtureConfig, states: Any, index: Index, fields: Any, 
     invalid: Array | None = of_no_buffer(index, len(mixture.members))
     for number, (name, buffer) in enumerate(mixture.members):
         if not buffer_of(buffer).writer.read_only:
-            own = route(index, number, buffer, invalid)
-            states[name], invalid = buffer.update_rows(states[name], own, fields, mask=mask), None
+            part = route(index, number, buffer, invalid)
+            states[name], invalid = buffer.update_rows(states[name], part, fields, mask=mask), None
     return states, None
 
 
 @Operation
 def can_sample(mixture: MixtureConfig, states: Any) -> tuple[Any, Array]:
     """Return whether a batch can be drawn."""
-    there = jnp.stack([buffer.can_sample(states[name]) for name, buffer in mixture.members])
+    ready = jnp.stack([buffer.can_sample(states[name]) for name, buffer in mixture.members])
     is_drawn = jnp.asarray(mixture.shares, jnp.float32) > jnp.float32(0)
     if mixture.quota == "all" or mixture.if_empty == "mask":
-        return states, jnp.all(there | ~is_drawn)
-    return states, jnp.any(there & is_drawn)
+        return states, jnp.all(ready | ~is_drawn)
+    return states, jnp.any(ready & is_drawn)
 
 
 def buffer_of(member: Any) -> Buffer:

@@ -300,9 +300,9 @@ class Mixture(MixtureConfig):
         """Return fractions and beta as arrays, quotas if they are known, and B; of sharded buffers for each device."""
         form = f"{call.rsplit('.', 1)[1]}(states, key, batch_size)"
         self._check(call, form, states)
-        held = {name: states[name].shards if self._sharded is not None else states[name] for name in self.names}
-        checks.refuse_64_bits(call, [(name, draw.buffer_of(buffer)) for name, buffer in self.members], held)
-        given = checks.checked_beta(call, beta)
+        plain_states = {name: states[name].shards if self._sharded is not None else states[name] for name in self.names}
+        checks.refuse_64_bits(call, [(name, draw.buffer_of(buffer)) for name, buffer in self.members], plain_states)
+        checked = checks.checked_beta(call, beta)
         if self.quota == "all":
             if fractions is not None:
                 raise ValueError(f'{call}: fractions is given; expected None with quota="all".')
@@ -316,12 +316,12 @@ class Mixture(MixtureConfig):
         if self._sharded is not None:
             total, sizes = shards.checked_sizes(call, self._sharded, self.names, total, sizes)
         if sizes is not None:
-            return None, given, sizes, total
+            return None, checked, sizes, total
         if fractions is not None:
-            return checks.traced_fractions(call, fractions, self.names, self.shares), given, None, total
+            return checks.traced_fractions(call, fractions, self.names, self.shares), checked, None, total
         if self.quota == "random":
-            return jnp.asarray(self.shares, jnp.float32), given, None, total
-        return None, given, quota.quotas(self.shares, total), total
+            return jnp.asarray(self.shares, jnp.float32), checked, None, total
+        return None, checked, quota.quotas(self.shares, total), total
 
     def _checked_index(self, call: str, states: States, index: Any, axes: tuple[int, ...]) -> Index:
         self._check(call, f"{call.rsplit('.', 1)[1]}(states, index, ...)", states)
@@ -344,17 +344,17 @@ class Mixture(MixtureConfig):
             raise ValueError(f"{call}: states of {', '.join(map(str, states))}; expected {names}.")
         kind: type = BufferState if self._sharded is None else ShardedState
         for name, buffer in self.members:
-            own = states[name]
-            if not isinstance(own, kind):
+            state = states[name]
+            if not isinstance(state, kind):
                 raise TypeError(
-                    f"{call}: the state of '{name}' is {type(own).__name__}; expected {kind.__name__}. Write "
+                    f"{call}: the state of '{name}' is {type(state).__name__}; expected {kind.__name__}. Write "
                     f"mixture[{name!r}].init(row)."
                 )
-            if isinstance(own, BufferState):
-                _buffer_checks.refuse_donated(call, own)
-                _buffer_checks.refuse_stacked(call, type(self), own)
+            if isinstance(state, BufferState):
+                _buffer_checks.refuse_donated(call, state)
+                _buffer_checks.refuse_stacked(call, type(self), state)
             else:
-                shards.check_state(call, buffer, own)
+                shards.check_state(call, buffer, state)
 
 
 _OF_BUFFERS = {field.name for field in dataclasses.fields(Buffer)} | {name for name in dir(Buffer) if name[0] != "_"}

@@ -131,14 +131,14 @@ def atari_dqn(
         check_int(_CALL, "workers", workers, 0, ", or None")
     numbers = plan.selected(_CALL, dumps)
     path = root_of(_CALL, root) / game / str(run)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "view": Transition(stack=4, autoreset="same_step") if view is None else view,
         "sampler": sampler,
     }
-    given |= {"prefetch": prefetch, "batch_size": batch_size}
-    _open.check(path, schema=schema(codec), **given)
+    options |= {"prefetch": prefetch, "batch_size": batch_size}
+    _open.check(path, schema=schema(codec), **options)
     ask = plan.Request(_CALL, id, path, source, numbers, download, workers, progress, codec, on_corrupt, partial)
-    return get(ask, lambda: _open.open(path, verify=verify, **given))
+    return get(ask, lambda: _open.open(path, verify=verify, **options))
 
 
 RUNS = 5
@@ -201,14 +201,14 @@ def get(ask: plan.Request, then: Callable[[], Any]) -> Any:
     if ask.download is False and not here:
         raise FileNotFoundError(errno.ENOENT, _not_there(ask, ask.dumps or []))
     if here:
-        whole = _complete(ask, plan.there(ask.call, ask.path))
+        whole = _complete(ask, plan.find_existing(ask.call, ask.path))
         if whole is not None and plan.is_finished(ask.path, whole):
             with contextlib.suppress(FileNotFoundError, StoreCorrupted):  # another process may be making it again
                 made = then()
                 if plan.is_finished(ask.path, whole):
                     return made
     with exclusive(ask.call, ask.path):
-        whole = None if ask.download == "force" else _complete(ask, plan.there(ask.call, ask.path))
+        whole = None if ask.download == "force" else _complete(ask, plan.find_existing(ask.call, ask.path))
         if whole is None:
             whole = _bring(ask)
         if not plan.is_finished(ask.path, whole):
@@ -216,7 +216,7 @@ def get(ask: plan.Request, then: Callable[[], Any]) -> Any:
         return then()
 
 
-def _complete(ask: plan.Request, now: plan.There) -> plan.Whole | None:
+def _complete(ask: plan.Request, now: plan.Existing) -> plan.Whole | None:
     """Return the data set that was asked for if all of its dumps are stored; None if some must be downloaded.
 
     Raises:
@@ -242,21 +242,21 @@ def _not_there(ask: plan.Request, numbers: list[int]) -> str:
     return f"{ask.call}: {what} not at {ask.path}, and download=False. Pass download=True"
 
 
-def _check_codec(ask: plan.Request, there: dataset.Schema | None) -> dataset.Schema:
+def _check_codec(ask: plan.Request, existing: dataset.Schema | None) -> dataset.Schema:
     """Return the schema of new segments. Raises ValueError: stored ones have another codec."""
     asked = schema(ask.codec)
-    if there is None or (ask.codec is not None and there["obs"].codec == asked["obs"].codec):
+    if existing is None or (ask.codec is not None and existing["obs"].codec == asked["obs"].codec):
         return asked
     if ask.codec is None:
-        return there
+        return existing
     raise ValueError(
-        f"{ask.call}: {ask.path} has codec {there['obs'].codec!r}, not {ask.codec!r}. Pass download='force'."
+        f"{ask.call}: {ask.path} has codec {existing['obs'].codec!r}, not {ask.codec!r}. Pass download='force'."
     )
 
 
 def _bring(ask: plan.Request) -> plan.Whole:
     """Download and convert the missing dumps."""
-    now = plan.there(ask.call, ask.path) if ask.download is True else plan.There({}, None, None)
+    now = plan.find_existing(ask.call, ask.path) if ask.download is True else plan.Existing({}, None, None)
     rows = _check_codec(ask, now.schema)
     address = address_of(ask.call, ask.source)
     listing = _list(ask, address)
@@ -272,7 +272,7 @@ def _bring(ask: plan.Request) -> plan.Whole:
         workers = min(MOST_WORKERS, (os.cpu_count() or 1) * (1 if local else 2))
     _check_disk(ask, missing, 0 if local else max(1, workers))
     skipped = _convert(ask, missing, rows, workers)
-    return plan.whole(ask, plan.there(ask.call, ask.path), wanted, address, sorted(listing), skipped)
+    return plan.whole(ask, plan.find_existing(ask.call, ask.path), wanted, address, sorted(listing), skipped)
 
 
 def _convert(ask: plan.Request, missing: _Listing, rows: dataset.Schema, workers: int) -> dict[int, str]:

@@ -51,7 +51,7 @@ class Use(NamedTuple):
     cut: bool
 
 
-class Seam(NamedTuple):
+class Boundary(NamedTuple):
     """The boundary between two dumps that both exist, or the end."""
 
     before: int
@@ -60,7 +60,7 @@ class Seam(NamedTuple):
     why: str
 
 
-def seams(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use], list[Seam]]:
+def boundaries(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use], list[Boundary]]:
     """Return the rows to use and the boundaries of a run's stretches, oldest first.
 
     Args:
@@ -69,7 +69,7 @@ def seams(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use
     """
     padded = not any(one.padded is False for one in stretches)  # where no episode begins nothing tells otherwise
     uses: list[Use] = []
-    found: list[Seam] = []
+    found: list[Boundary] = []
     last: Stretch | None = None  # the newest of which a row is used
     stop: int | None = None  # rows added before whatever would follow it
     main: Stretch | None = None  # the newest that tells which rows lay before the ring's last place
@@ -95,7 +95,7 @@ def seams(stretches: Sequence[Stretch], partial: str = "keep") -> tuple[list[Use
         if why and uses and last is not None:
             uses[-1] = uses[-1]._replace(cut=not last.terminal)
         if last is not None and last.source != stretch.source:
-            found.append(Seam(last.source, stretch.source, not why, why or "the counters go on"))
+            found.append(Boundary(last.source, stretch.source, not why, why or "the counters go on"))
         if why:
             waiting = partial == "drop" and not begin and (first is None or first not in (0, begins))
         if waiting:

@@ -15,7 +15,7 @@ from fbuf._core.progress import Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset import manifest
 from fbuf._host.types import StoreCorrupted
-from fbuf.datasets._atari.continuity import Stretch, Use, seams, unpack
+from fbuf.datasets._atari.continuity import Stretch, Use, boundaries, unpack
 from fbuf.datasets._atari.segment import FRAME, RUNS, all_numbers
 
 KIND = "atari_dqn"
@@ -46,7 +46,7 @@ class Request:
     partial: str = "keep"
 
 
-class There(NamedTuple):
+class Existing(NamedTuple):
     """The contents of a data set's folder."""
 
     dumps: dict[int, dict[str, Any]]  # dumps of the run that are whole: what is kept with each
@@ -54,7 +54,7 @@ class There(NamedTuple):
     about: dict[str, Any] | None  # of the finished data set
 
 
-def there(call: str, path: Path) -> There:
+def find_existing(call: str, path: Path) -> Existing:
     """Return the contents of a folder.
 
     Raises:
@@ -75,7 +75,7 @@ def there(call: str, path: Path) -> There:
     except (FileNotFoundError, StoreCorrupted):  # it is written again
         about = None
     schema = next((info.schema for info in committed.values()), None)
-    return There(dict(sorted(found.items())), schema, about)
+    return Existing(dict(sorted(found.items())), schema, about)
 
 
 def selected(call: str, dumps: Selection) -> list[int] | None:
@@ -109,7 +109,7 @@ class Whole(NamedTuple):
 
 
 def whole(
-    ask: Request, now: There, wanted: list[int], source: str, listed: list[int], skipped: Mapping[int, str]
+    ask: Request, now: Existing, wanted: list[int], source: str, listed: list[int], skipped: Mapping[int, str]
 ) -> Whole:
     """Return which rows of which segments make the data set.
 
@@ -121,7 +121,7 @@ def whole(
         raise FileNotFoundError(
             errno.ENOENT, f"{ask.call}: no dump of {ask.id} is whole at {ask.path}. See the warnings before"
         )
-    uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], ask.partial)
+    uses, found = boundaries([stretch for number in sorted(metas) for stretch in stretches(metas[number])], ask.partial)
     if not uses:
         raise ValueError(f"{ask.call}: dumps {sorted(metas)} of {ask.id} have no row that can be used.")
     game, _, run = ask.id.partition("/")
@@ -139,7 +139,7 @@ def whole(
         "rows": sum(use.stop - use.begin for use in uses),
         "episodes": sum(parts[use.number]["ends"] for use in uses),
         "settings": SETTINGS,
-        "seams": [seam._asdict() for seam in found],
+        "boundaries": [boundary._asdict() for boundary in found],
         "pieces": {
             str(n): {key: m[key] for key in ("capacity", "add_count", "stack", "horizon", "blanks", "files")}
             for n, m in sorted(metas.items())

@@ -33,12 +33,12 @@ class Parsed(NamedTuple):
     values: list[list[Any]] | None  # N * E values of each ragged leaf; None: already stored, or stored by a callback
 
 
-def parse_traced(call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: Lead, axes: str) -> Parsed:
+def parse_traced(call: str, tree: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: Lead, axes: str) -> Parsed:
     """Parse rows inside jit: columns of dense leaves, and of leaves with a maximum."""
     padded = {leaf.name: leaf for leaf in leaves if leaf.maximum is not None}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{call}: rows are {type(given).__name__}; expected a dict of arrays [{axes}, ...] inside jit.")
-    flat = flatten(call, given, [leaf.name for leaf in leaves])
+    if not isinstance(tree, Mapping):
+        raise TypeError(f"{call}: rows are {type(tree).__name__}; expected a dict of arrays [{axes}, ...] inside jit.")
+    flat = flatten(call, tree, [leaf.name for leaf in leaves])
     for leaf in leaves:
         if leaf.name in flat and leaf.maximum is None and TICKET not in flat:
             raise TypeError(
@@ -55,10 +55,10 @@ def parse_traced(call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf,
     if TICKET in flat:  # stored already
         flat = {n: x for n, x in flat.items() if n not in padded and n not in lengths}
     dense = {n: s for n, s in spec.items() if n not in padded and n not in lengths and (n != TICKET or TICKET in flat)}
-    own = {n: x for n, x in flat.items() if n not in padded and n not in lengths}
+    plain = {n: x for n, x in flat.items() if n not in padded and n not in lengths}
     out = (
-        dict(arguments.check_rows(call, own, dense, jax.tree.structure(dict(dense)), lead, axes))
-        if dense or own
+        dict(arguments.check_rows(call, plain, dense, jax.tree.structure(dict(dense)), lead, axes))
+        if dense or plain
         else {}
     )
     if TICKET in flat:
@@ -111,15 +111,15 @@ def _pad_leaf(
     return array, length, found
 
 
-def parse_eager(call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: Lead, axes: str) -> Parsed:
+def parse_eager(call: str, tree: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: Lead, axes: str) -> Parsed:
     """Parse rows outside jit, in any form."""
     ragged = {leaf.name: leaf for leaf in leaves}
     lengths = {length_name(leaf.name) for leaf in leaves if leaf.maximum is not None}
     dense = {n: s for n, s in spec.items() if n not in ragged and n not in lengths and n != TICKET}
-    if isinstance(given, Mapping):
-        flat = flatten(call, given, tuple(ragged))
+    if isinstance(tree, Mapping):
+        flat = flatten(call, tree, tuple(ragged))
         if TICKET in flat:
-            return parse_traced(call, given, spec, leaves, lead, axes)
+            return parse_traced(call, tree, spec, leaves, lead, axes)
         _check_names(call, "rows", flat, dense, ragged, lengths)
         if not lead:
             for name in [n for n in ragged if n in flat and length_name(n) in flat and length_name(n) in lengths]:
@@ -128,13 +128,13 @@ def parse_eager(call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, 
                 flat = {n: x for n, x in flat.items() if n != name} | ({} if value is MISSING else {name: value})
             return _parse_rows(call, [flat], (), dense, ragged)
         return _parse_columns(call, flat, lead, axes, dense, ragged)
-    if not isinstance(given, (list, tuple)) or not lead:
+    if not isinstance(tree, (list, tuple)) or not lead:
         form = f"a list of dicts or a dict of columns [{axes}, ...]" if lead else "a dict"
         raise TypeError(
-            f"{call}: rows are {type(given).__name__}; storages.Ragged takes {form}. Write "
+            f"{call}: rows are {type(tree).__name__}; storages.Ragged takes {form}. Write "
             f"{'[{' if lead else '{'}'obs': x, 'text': y{'}]' if lead else '}'}."
         )
-    rows: list[Any] = list(given)
+    rows: list[Any] = list(tree)
     shape: Shape = (len(rows),)
     if len(lead) == 2:
         for step, several in enumerate(rows):
@@ -196,15 +196,15 @@ def _parse_rows(
 def _parse_columns(
     call: str, flat: Mapping[str, Any], lead: Lead, axes: str, dense: Spec, ragged: LeavesByName
 ) -> Parsed:
-    own: dict[str, Any] = {n: as_numpy(call, f"leaf '{n}'", x) for n, x in flat.items() if n in dense}
-    for name, column in own.items():
+    plain: dict[str, Any] = {n: as_numpy(call, f"leaf '{n}'", x) for n, x in flat.items() if n in dense}
+    for name, column in plain.items():
         if isinstance(column, (list, tuple)):
             items, have = _split_column(call, name, column, lead, None, axes)
             cells = [dense_value(call, name, x, dense[name], i) for i, x in enumerate(items)]
-            own[name] = np.array(cells, dense[name].dtype).reshape((*have, *dense[name].shape))
+            plain[name] = np.array(cells, dense[name].dtype).reshape((*have, *dense[name].shape))
     out: dict[str, Any] = {}
     if dense:
-        out |= arguments.check_rows(call, own, dense, jax.tree.structure(dict(dense)), lead, axes)
+        out |= arguments.check_rows(call, plain, dense, jax.tree.structure(dict(dense)), lead, axes)
     shape = next((x.shape[: len(lead)] for x in out.values()), None)
     found: dict[str, list[Any]] = {}
     for name in [n for n in ragged if n in flat]:

@@ -96,14 +96,14 @@ def dense_value(call: str, name: str, value: Any, want: jax.ShapeDtypeStruct, ro
     return narrow(f"{call}: leaf '{name}'{where}", "", value, want.dtype)
 
 
-def value_of(call: str, leaf: RaggedLeaf, given: Any, row: int | None) -> Any:
+def value_of(call: str, leaf: RaggedLeaf, item: Any, row: int | None) -> Any:
     """Return one ragged leaf of one row, checked and as numpy.
 
     Raises:
       TypeError, ValueError: it does not match the example; with leaf, row, what was found and expected.
     """
     where = f"leaf '{leaf.name}'" if row is None else f"leaf '{leaf.name}' of row {row}"
-    value: Any = as_numpy(call, where, given)
+    value: Any = as_numpy(call, where, item)
     if leaf.kind == "any":
         return value
     if leaf.kind in KINDS:
@@ -183,25 +183,25 @@ def describe(
         for key in names:
             if key not in row and not (what == "keys" and any(n.startswith(f"{key}/") for n in row)):
                 raise ValueError(f"{call}: {what} names '{key}', but rows have {', '.join(row)}. Use one of those.")
-    held: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     leaves = []
     for name, value in row.items():
         if not (name in maximum or _is_ragged(name, value, keys)):
-            held[name] = value
+            stored[name] = value
             continue
         leaf = RaggedLeaf(name, *_kind_of(value), maximum.get(name))
         if leaf.maximum is not None:
             _check_maximum(call, leaf, value)
             dtype = leaf_spec(jax.ShapeDtypeStruct((), dtype_of(leaf.dtype))).dtype
             leaf = RaggedLeaf(name, "array", str(dtype_code(dtype)), leaf.maximum)
-            held[name] = jax.ShapeDtypeStruct(maximum[name], dtype)
-            held[length_name(name)] = jax.ShapeDtypeStruct((len(maximum[name]),), jnp.int32)
+            stored[name] = jax.ShapeDtypeStruct(maximum[name], dtype)
+            stored[length_name(name)] = jax.ShapeDtypeStruct((len(maximum[name]),), jnp.int32)
         leaves.append(leaf)
     for name in (TICKET, *(length_name(n) for n in maximum)):
         if name in row:
             raise ValueError(f"{call}: rows have a leaf '{name}', a name reserved by storages.Ragged. Rename the leaf.")
-    held[TICKET] = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    return nested(held), tuple(sorted(leaves, key=lambda leaf: leaf.name))
+    stored[TICKET] = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    return nested(stored), tuple(sorted(leaves, key=lambda leaf: leaf.name))
 
 
 def _is_ragged(name: str, value: Any, keys: tuple[str, ...] | None) -> bool:

@@ -99,8 +99,8 @@ class Ragged(HostStorage):
         if self.codec is not None and not isinstance(self.codec, Codec):
             raise TypeError(f"Ragged: codec is {self.codec!r}; expected chunk, encode and decode. Use Zstd(3).")
         if (self.encode is None) != (self.decode is None):
-            given, other = ("encode", "decode") if self.decode is None else ("decode", "encode")
-            raise TypeError(f"Ragged: {given} is given without {other}. Give both, or none.")
+            known, other = ("encode", "decode") if self.decode is None else ("decode", "encode")
+            raise TypeError(f"Ragged: {known} is given without {other}. Give both, or none.")
         object.__setattr__(self, "maximum", _sorted_shapes(self.maximum))
 
     @property
@@ -164,7 +164,7 @@ class Ragged(HostStorage):
         known = "leaves with a maximum, all as large as that; the others are as large as their values"
         return raw, known, raw
 
-    def parse(self, call: str, rows: SideRows, given: PyTree, lead: tuple[int | None, ...], axes: str) -> Parsed:
+    def parse(self, call: str, rows: SideRows, data: PyTree, lead: tuple[int | None, ...], axes: str) -> Parsed:
         """Check rows in any form, before anything is stored; inside jit they are arrays already.
 
         Raises:
@@ -173,7 +173,7 @@ class Ragged(HostStorage):
         layout = rows.layout
         tracing = isinstance(rows.id, jax.core.Tracer) or lifetime.traced()
         parse = parse_traced if tracing else parse_eager
-        return parse(call, given, layout.spec, layout.leaves, lead, axes)
+        return parse(call, data, layout.spec, layout.leaves, lead, axes)
 
     def put_values(
         self, rows: SideRows, values: Sequence[Any], shape: tuple[int, int], length: int, mask: Any, after: Any
@@ -221,14 +221,14 @@ class Ragged(HostStorage):
     def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> Any:
         return self.read(rows, reads)  # at once: rows are read when the batch is drawn
 
-    def start_read(self, rows: SideRows, held: Any) -> Any:
-        return held
+    def start_read(self, rows: SideRows, pending: Any) -> Any:
+        return pending
 
-    def finish_read(self, rows: SideRows, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
-        arrays, ok = held
+    def finish_read(self, rows: SideRows, pending: Any) -> tuple[list[jax.Array], jax.Array | None]:
+        arrays, ok = pending
         return list(arrays), ok
 
-    def held_bytes(self, rows: SideRows, held: Any) -> int:
+    def held_bytes(self, rows: SideRows, pending: Any) -> int:
         return 0
 
     def split(self, rows: SideRows, data: dict[str, Any]) -> tuple[PyTree, Tickets]:
@@ -247,8 +247,10 @@ class Ragged(HostStorage):
         raise TypeError(f"Buffer.resume: {self!r} keeps rows in memory. For arrays of one shape use Memmap.")
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        own, slack = within(arrays, "store:"), self._slack(geometry)
-        store = Records.from_arrays(own, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
+        stored, slack = within(arrays, "store:"), self._slack(geometry)
+        store = Records.from_arrays(
+            stored, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions()
+        )
         return self._adopt(store, geometry, spec, structure, store.leaves, arrays)
 
     def with_capacity(self, rows: SideRows, geometry: Geometry) -> SideRows:
