@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -298,9 +298,6 @@ class RowStore(HostObject, Protocol):
     def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
         """Do what `read` does, from a started read if there is one."""
         return self.read(requests)
-
-    def update_rows(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
-        """Store rows again with some columns replaced; return their new tickets."""
 
     def to_arrays(self) -> dict[str, Any]:
         """Return everything as flat arrays."""

@@ -92,8 +92,6 @@ class DataSetStore(TicketReads):
         """Raise TypeError: rows do not change."""
         raise TypeError("fbuf.datasets: a data set is read-only.")
 
-    update_rows = write
-
     def to_arrays(self) -> dict[str, Any]:
         """Return nothing: the rows are in their own files."""
         return {}

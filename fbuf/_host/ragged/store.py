@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,10 +157,6 @@ class Records(RowStore):
         for row, shape, here in zip(padded, shapes.tolist(), kept.tolist(), strict=True):
             found.append(row[tuple(slice(n) for n in shape)] if here and shape[0] >= 0 else MISSING)
         return found
-
-    def update_rows(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
-        """Raise TypeError: stored ragged leaves cannot change."""
-        raise TypeError("Records.update_rows: ragged leaves cannot change once they are stored. Add the row again.")
 
     def _pack(self, data: bytes) -> bytes:
         if self._codec is None:

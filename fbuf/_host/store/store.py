@@ -445,11 +445,9 @@ class Store(TicketReads):
           ValueError, TypeError, StoreClosed: as for `write`.
         Cost: one Python object and one small frame a row: for corrections, not for streams.
         """
-        new = tickets.copy()
-        with self._writing:
-            self._check_open()
-            picks, lane, count = self._changeable(tickets, keep)
-            new[picks] = self._update_rows(tickets[picks], lane, count, {c: v[picks] for c, v in fields.items()})
+        new, error = self.try_update_rows(tickets, keep, fields)
+        if error is not None:
+            raise error
         return new
 
     @records_errors
@@ -463,30 +461,20 @@ class Store(TicketReads):
         new = tickets.copy()
         with self._writing:
             self._check_open()
-            picks, lane, count = self._changeable(tickets, keep)
+            lane, count, present, _ = self._resolve(0, tickets)  # only writers drop rows, and `_writing` is held
+            picks = np.flatnonzero(present & keep)
+            lane, count = lane[picks], count[picks]
+            rows = zip(picks.tolist(), tickets[picks].tolist(), lane.tolist(), count.tolist(), strict=True)
             try:
-                new[picks] = self._update_rows(tickets[picks], lane, count, {c: v[picks] for c, v in fields.items()})
+                prepare = self._updates.prepare
+                made = [(old, prepare(old, e, n, {c: v[i] for c, v in fields.items()})) for i, old, e, n in rows]
+                new[picks] = self._add_updates(made)
             except (OSError, MemoryError) as error:
                 if fields or (count != self._count[lane] - 1).any():
                     new[picks] = LOST
                     return new, without_traceback(error)
                 self._uncut[lane] = True
         return new, None
-
-    def _changeable(self, tickets: Array, keep: Array) -> tuple[Array, Array, Array]:
-        """Return which rows are there and in `keep`, with their lanes and counts; `_writing` is held."""
-        # Only writers drop rows, so what is there now is there until `_writing` is released.
-        lane, count, present, _ = self._resolve(0, tickets)
-        picks = np.flatnonzero(present & keep)
-        return picks, lane[picks], count[picks]
-
-    def _update_rows(self, tickets: Array, lane: Array, count: Array, fields: Mapping[int, Array]) -> Array:
-        """Update rows that are there; return their new tickets. `_writing` is held."""
-        made = []
-        for at, old in enumerate(tickets.tolist()):
-            values = {c: v[at] for c, v in fields.items()}
-            made.append((old, self._updates.prepare(old, int(lane[at]), int(count[at]), values)))
-        return self._add_updates(made)
 
     def _add_updates(self, made: list[tuple[int, RowUpdate]]) -> Array:
         """Store prepared updates, each with the ticket it replaces; return their tickets. `_writing` is held."""
