@@ -71,6 +71,51 @@ def _save_as(cls: type[Any], name: str) -> None:
     )
 
 
+@functools.cache
+def _names(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
+def _values(self: Any) -> tuple[Any, ...]:
+    return tuple([getattr(self, name) for name in _names(self.__class__)])
+
+
+def _equal(self: Any, other: object) -> bool:
+    return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
+
+
+def _hash(self: Any) -> int:
+    return hash(_values(self))
+
+
+def _cached_hash(self: Any) -> int:  # every eager call hashes its buffer
+    known: int | None = self.__dict__.get("_hash")
+    if known is None:
+        self.__dict__["_hash"] = known = _hash(self)
+    return known
+
+
+def _repr(self: Any) -> str:  # of a component fields that differ from their defaults
+    all_fields, of_state = dataclasses.fields(self), type(self) in STATES
+    shown = [
+        f.name for f in all_fields if of_state or f.default is dataclasses.MISSING or getattr(self, f.name) != f.default
+    ]
+    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+
+def _without_hash(self: Any) -> dict[str, Any]:  # string hashes differ between processes
+    return {k: v for k, v in self.__dict__.items() if k != "_hash"}
+
+
+def _frozen(cls: Any) -> Any:
+    """Make a frozen dataclass whose methods are shared: `dataclasses` would compile them for each class in `import fbuf`."""
+    made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    made.__eq__, made.__hash__ = _equal, _hash
+    if "__repr__" not in cls.__dict__:
+        made.__repr__ = _repr
+    return made
+
+
 @dataclass_transform(frozen_default=True)
 def component(cls: Any = None, *, name: str | None = None) -> Any:
     """Make `cls` a frozen dataclass of hashable values that JAX treats as static.
@@ -102,8 +147,8 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
                 ) from None
 
     cls.__post_init__ = __post_init__
-    made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
-    by_fields, by_name = made.__hash__, made.__init__
+    made = _frozen(cls)
+    by_name = made.__init__
     fields = {f.name: f.type for f in dataclasses.fields(made)}
     choices = {name: found for name, kind in fields.items() if (found := _choices(kind))[0]}
 
@@ -114,27 +159,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
                 raise TypeError(f"{cls.__name__}: there is no option '{name}'.{did_you_mean(name, fields)}")
         by_name(self, *args, **options)
 
-    def __hash__(self: Any) -> int:  # cached: every eager call hashes its buffer
-        known: int | None = self.__dict__.get("_hash")
-        if known is None:
-            self.__dict__["_hash"] = known = by_fields(self)
-        return known
-
-    def __getstate__(self: Any) -> dict[str, Any]:  # string hashes differ between processes
-        return {k: v for k, v in self.__dict__.items() if k != "_hash"}
-
-    def __repr__(self: Any) -> str:  # fields that differ from their defaults
-        chosen = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if f.default is dataclasses.MISSING or getattr(self, f.name) != f.default
-        ]
-        return f"{type(self).__name__}({', '.join(chosen)})"
-
-    made.__hash__, made.__init__ = __hash__, makes or __init__
-    if "__repr__" not in cls.__dict__:
-        made.__repr__ = __repr__
-    made.__getstate__ = __getstate__
+    made.__init__, made.__hash__, made.__getstate__ = makes or __init__, _cached_hash, _without_hash
     jax.tree_util.register_static(made)
     if made.__module__.split(".")[0] == "fbuf":
         _save_as(made, name or _qualified(made))
@@ -149,7 +174,7 @@ def state(cls: Any) -> Any:
     array, least and largest value (numbers or arrays that broadcast) of fields. `fbuf.load` refuses other values, in this
     order, so that a range may rely on those before it.
     """
-    made = dataclasses.dataclass(frozen=True, repr=cls.__repr__ is object.__repr__)(cls)
+    made = _frozen(cls)
     STATES.add(made)
     _register_state(made)
     export.register_pytree_node_serialization(
