@@ -8,7 +8,6 @@ opens and closes within a block (`row_block.longest`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from fbuf._replay.host_reads import HeldArrays
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.row_block import RowBlock
 
+_MOST_KNOWN = 4096
 Item = Callable[[int], int]
 """An element of an array by its index, as `ndarray.item`."""
 
@@ -39,18 +39,20 @@ class HostAnchors:
         rule, (self._lanes, self._length, _) = buffer.rule, buffer.geometry
         self._bits = [(names.index(n), END | TERMINATED if n == rule.terminated else END) for n in rule.ends]
         self._plain = buffer.lanes is None
-        self._view, self._resets = view, rule.reset_rows
+        self._view = view
+        # Flags that a row has because of those of the row before.
+        self._follows = [_following(before, rule.reset_rows) for before in range(256)]
         self._known: tuple[Any, int] = None, 0
+        self._decided: dict[Any, tuple[Any, tuple[int, ...]]] = {}  # what the view's `opened` returns, by its arguments
 
     def follow(self, state: BufferState, arrays: HeldArrays, rings: Rings, block: RowBlock | None) -> int:
         """Read the anchors of a state with these arrays and rings, then of the rows of `block`. Return their number."""
-        count = 0 if block is None else block.count
-        known = state.header, -1 if block is None else block.cleared
-        if known[0] is not self._known[0] or known[1] != self._known[1]:
-            self._known = known
+        cleared = -1 if block is None else block.cleared
+        if state.header is not self._known[0] or cleared != self._known[1]:
+            self._known = state.header, cleared
             self._begin(state, rings, 0 if block is None else block.length)
-        if block is not None and self._seen < count:
-            self._add(arrays.read(state)[1].item, block)
+        if block is not None and self._seen < block.count:
+            self._add(arrays.read(state)[1], block)
         return self.total
 
     def _begin(self, state: BufferState, rings: Rings, most: int) -> None:
@@ -59,86 +61,83 @@ class HostAnchors:
         tail = _read(anchors.tail_flags)
         self._left = _read(anchors.count).tolist()
         self._head = _read(state.sampler.head).tolist() if isinstance(state.sampler, AnchorQueue) else [0] * self._lanes
-        self._closed = [
-            -self._length - 1
-        ] * self._lanes  # the newest that closed, counted from the first row of the block
         self.changes = list[int]()  # slots that opened, and -1 less those that closed, in this order
-        self._cursor, self._size = rings.cursor.tolist(), rings.size.tolist()
+        self._rings, self._cursor = rings, rings.cursor.tolist()
         self._newest: list[int] = tail[-1].tolist()
         undecided, step = (
             [0] * self._lanes if x is None else _read(x).tolist() for x in (anchors.pending, anchors.step)
         )
-        self._memory = [self._view.memory(tail[:, lane].tolist(), undecided[lane], step[lane]) for lane in lanes]
+        self._memory: list[Any] = [
+            self._view.memory(tail[:, lane].tolist(), undecided[lane], step[lane]) for lane in lanes
+        ]
         self._opened = np.zeros((self._lanes, most + len(tail)), np.int64)  # slots, by lane
         self._more = [0] * self._lanes  # how many
         self.flags = np.zeros(most if self._plain else (most, self._lanes), np.uint8)  # of the rows of the block
-        self._seen = 0
-        self._count()
+        self._by_step = self.flags.reshape(-1, self._lanes)
+        self._closing: list[tuple[int, int]] = []
+        self._seen, self.total = 0, sum(self._left)
 
-    def _count(self) -> None:
-        number = [left + more for left, more in zip(self._left, self._more, strict=True)]
-        self.total = sum(number)
-        if self._lanes > 1:
-            ends = list(accumulate(number))
-            first = [end - count for end, count in zip(ends, number, strict=True)]
-            shift = [head - rank for head, rank in zip(self._head, first, strict=True)]
-            queued = [rank + left for rank, left in zip(first, self._left, strict=True)]
-            self._by_lane = np.array((ends, shift, queued))
-
-    def _add(self, held: Item, block: RowBlock) -> None:
+    def _add(self, held: np.ndarray[Any, Any], block: RowBlock) -> None:
         """Open and close the anchors of the rows that are new in `block`."""
         first, last, lanes, length = self._seen, block.count, self._lanes, self._length
-        columns = [(block.columns[leaf][first:last].reshape(-1).tolist(), bits) for leaf, bits in self._bits]
-        fresh, number = self.flags.reshape(-1, lanes), 0
-        resets, view, memory, checks = self._resets, self._view, self._memory, self._view.checks
+        closing = self._closing = self._closing or self._closed_by(held, len(self._by_step))
+        ended = [0] * ((last - first) * lanes)
+        for leaf, bits in self._bits:
+            column = block.columns[leaf][first:last].reshape(-1).tolist()
+            if any(column):
+                ended = [flags | bits if end else flags for flags, end in zip(ended, column, strict=True)]
+        follows, opened, cursor, checks = self._follows, self._opened, self._cursor, self._view.checks
+        left, more, head, memory, decided = self._left, self._more, self._head, self._memory, self._decided
         for step in range(first, last):
-            every, after = self._newest, list[int]()
-            for before in every:
-                flags = 0
-                for column, bits in columns:
-                    if column[number]:
-                        flags |= bits
-                if resets:
-                    if before & (END | CUT) == END:
-                        flags |= RESET
-                    if before & CUT or before & RESET and not flags & RESET:
-                        flags |= START
-                elif before & END:
-                    flags |= START
-                after.append(flags)
+            every, number = self._newest, step * lanes
+            ends = ended[number - first * lanes : number - (first - 1) * lanes]
+            after = [follows[flags] | end for flags, end in zip(every, ends, strict=True)]
+            self._newest = after
+            if any(after):
+                self._by_step[step] = after
+            for lane, key in enumerate(zip(memory[:], after, every, strict=True)):
+                while closing[-1][0] == number:
+                    head[lane] += 1
+                    left[lane] -= 1
+                    self.changes.append(-1 - closing.pop()[1])
                 number += 1
-            fresh[step], self._newest = after, after
-            for lane in range(lanes):
-                if self._size[lane] + step >= length:
-                    self._close(lane, step, held)
-                for back in view.opened(memory[lane], after[lane], every[lane]):
-                    if not checks or self._learns(lane, step, back, held):
-                        slot = (self._cursor[lane] + step - back) % length * lanes + lane
-                        self._opened[lane, self._more[lane]] = slot
-                        self._more[lane] += 1
+                memory[lane], backs = decided.get(key) or self._decide(key)
+                for back in backs:
+                    if not checks or self._learns(lane, step, back, held.item):
+                        slot = (cursor[lane] + step - back) % length * lanes + lane
+                        opened[lane, more[lane]] = slot
+                        more[lane] += 1
                         self.changes.append(slot)
-        self._seen = last
-        self._count()
+        self._seen, self.total = last, sum(left) + sum(more)
+
+    def _decide(self, key: tuple[Any, int, int]) -> tuple[Any, tuple[int, ...]]:
+        if len(self._decided) >= _MOST_KNOWN:
+            self._decided.clear()
+        self._decided[key] = self._view.opened(*key)
+        return self._decided[key]
+
+    def _closed_by(self, held: np.ndarray[Any, Any], most: int) -> list[tuple[int, int]]:
+        """Return the held anchors that `most` rows close: `step * lanes + lane` of the row, last first, and their slots.
+
+        A row closes the anchor that it overwrites, and those that lack earlier frames from then on.
+        """
+        (cursor, size, *_), lanes, length, back = self._rings, self._lanes, self._length, self._view.back
+        row = np.arange(-length, min(most + back - length, 0))[:, None]  # from the first of the block
+        slot = (cursor + row) % length * lanes + np.arange(lanes)
+        flags = held.take(slot)
+        began = np.maximum.accumulate(np.where(flags & START, row, -2 * length))
+        step = np.maximum(length + np.maximum(began, row - back), length - size)
+        closes = (flags & ANCHOR != 0) & (step < most) & (row >= -size)
+        number, slot = (step * lanes + np.arange(lanes))[closes], slot[closes]
+        order = number.argsort(kind="stable")[::-1]
+        return [(-1, -1), *zip(number[order].tolist(), slot[order].tolist(), strict=True)]
 
     def _flags(self, lane: int, step: int, held: Item) -> int:
         """Return the flags of a row, counted from the first of the block."""
         if step >= 0:
-            return int(self.flags.reshape(-1, self._lanes)[step, lane])
+            return int(self._by_step[step, lane])
         place = (self._cursor[lane] + step) % self._length
         return held(place * self._lanes + lane)
-
-    def _close(self, lane: int, step: int, held: Item) -> None:
-        """Close the anchor that row `step` overwrites, and those that lack earlier frames from then on."""
-        oldest, lacking = step + 1 - self._length, 0  # rows from the oldest that stays
-        while lacking < self._view.back and not self._flags(lane, oldest + lacking, held) & START:
-            lacking += 1
-        for row in range(max(oldest - 1, self._closed[lane] + 1), min(oldest + lacking, 0)):
-            slot = (self._cursor[lane] + row) % self._length * self._lanes + lane
-            if held(slot) & ANCHOR:
-                self._head[lane] += 1
-                self._left[lane] -= 1
-                self.changes.append(-1 - slot)
-        self._closed[lane] = max(oldest + lacking - 1, self._closed[lane])
 
     def _learns(self, lane: int, step: int, back: int, held: Item) -> bool:
         """Return whether the window whose anchor is `back` rows before row `step` learns a row."""
@@ -147,25 +146,36 @@ class HostAnchors:
         near = [self._flags(lane, row, held) if row <= step else 0 for row in range(first, last + 1)]
         return bool(view.learns(np.array([near], np.uint8)))
 
-    def slots(self, queue: np.ndarray[Any, Any], rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
-        """Return the slots of anchors int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""
-        lanes, length = self._lanes, self._length
-        if lanes == 1:
-            lane, shift, queued = None, self._head[0], self._left[0]
-        else:
-            ends, *parts = self._by_lane
-            lane = ends.searchsorted(rank, side="right")
-            shift, queued = (part.take(lane) for part in parts)
-        place = rank + shift
-        if lane is not None or shift + self.total > length:
-            place %= length
-        slot = queue.take(place if lane is None else place * lanes + lane).astype(np.int64)
-        if any(self._more):
-            beyond = rank - queued
-            (new,) = (beyond >= 0).nonzero()
+    def slots(self, queue: np.ndarray[Any, Any], rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the slots of anchors int64[B], counted lane by lane, oldest first."""
+        if self._lanes == 1:
+            slot = queue.take(rank + self._head[0], mode="wrap").astype(np.int64)
+            (new,) = (rank >= self._left[0]).nonzero()
             if new.size:
-                slot[new] = self._opened[0 if lane is None else lane[new], beyond[new]]
-        return slot, 0 if lane is None else lane
+                slot[new] = self._opened[0].take(rank.take(new) - self._left[0])
+            return slot
+        bounds, shift, end = list[int](), list[int](), 0
+        for lane, (left, more, head) in enumerate(zip(self._left, self._more, self._head, strict=True)):
+            first, queued = end, end + left
+            end = queued + more
+            bounds += queued, end
+            shift += (head - first) * self._lanes + lane, -queued
+        # of each lane what the state has, then what opened since
+        part = np.array(bounds).searchsorted(rank, side="right")
+        shifts = np.array(shift).take(part)
+        slot = queue.take(rank * self._lanes + shifts, mode="wrap").astype(np.int64)
+        (new,) = (part & 1).nonzero()
+        if new.size:
+            slot[new] = self._opened[part.take(new) >> 1, rank.take(new) + shifts.take(new)]
+        return slot
+
+
+def _following(before: int, reset_rows: bool) -> int:
+    """Return the flags that a row has because of those of the row before."""
+    if not reset_rows:
+        return START if before & END else 0
+    flags = RESET if before & (END | CUT) == END else 0
+    return flags | START if before & CUT or (before & RESET and not flags) else flags
 
 
 def _read(array: jax.Array) -> np.ndarray[Any, Any]:

@@ -53,10 +53,9 @@ def uniform_bits(key: jax.Array, size: int) -> jax.Array:
 
 
 class Drawn(NamedTuple):
-    """Anchors: slots int64[B], their lanes (0 of one), and what is known of their probabilities."""
+    """Anchors: slots int64[B], and what is known of their probabilities."""
 
     slot: np.ndarray[Any, Any]
-    lane: Any
     chance: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any]
 
@@ -72,7 +71,7 @@ class HostDraws:
     """
 
     bits: Any = staticmethod(uniform_bits)
-    word: Any = np.uint64  # of the bits, in NumPy
+    word: Any = np.int64  # of the bits, in NumPy
 
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
@@ -93,9 +92,10 @@ class HostDraws:
         None if there are no anchors, or if NumPy rounds this batch otherwise than XLA.
         """
         state, arrays, anchors = engine.state, engine.arrays, self._anchors
+        more = 0 if block is None else block.count
         held = rings = self._rings.read(state.header)
-        if block is not None and block.count:
-            rings = self._rings.read(state.header, block.count)
+        if anchors is None:
+            rings = self._rings.read(state.header, more)
         total = rings.total if anchors is None else anchors.follow(state, arrays, held, block)
         if not total:
             return None
@@ -104,20 +104,14 @@ class HostDraws:
         drawn = self._drawn(engine, block, rings, total, bits, size, numbers)
         if drawn is None:
             return None
-        slot, lane = drawn.slot, drawn.lane
+        slot = drawn.slot
         leaves, flags, _ = arrays.read(state)
-        fresh, view = None if anchors is None else anchors.flags, self._view
-        rows = HeldRows(*self._shape, leaves, flags, held.cursor, block, fresh)
-        position = slot if rows.lanes == 1 else slot // rows.lanes
-        rows.around(position, lane, view.ahead)
-        leaves = view.read(rows, slot)
+        rows = HeldRows(*self._shape, leaves, flags, block, None if anchors is None else anchors.flags)
+        rows.around(slot, held, self._view.ahead)
+        leaves = self._view.read(rows, slot)
         if leaves is None:
             return None
-        if rows.lanes == 1:
-            generation = rings.generations.take(position < rings.cursor[0])
-        else:
-            generation = rings.generations.take(2 * lane + (position < rings.cursor.take(lane)))
-        index = slot.astype(np.int32)
+        index, generation = slot.astype(np.int32), self._rings.generation(state.header, slot, more)
         self._note(engine, block, index, generation)
         leaves += [index, generation, drawn.chance, drawn.weight, self._mask.copy()]
         self._key = after
@@ -136,26 +130,26 @@ class HostDraws:
         self, engine: Any, block: RowBlock | None, rings: Rings, total: int, bits: Any, size: int, numbers: Any
     ) -> Drawn | None:
         """Draw from `total` anchors. None: only a program can."""
-        first, second = bits
-        # As `random.randint_below`: the high word of a product of 64 and 32 bits.
-        rank = first * total
-        rank += second * total >> 32
-        rank = (rank >> 32).view(np.int64)
+        # As `random.randint_below`: the high word of a product of 64 and 32 bits. `total` has 31.
+        rank, low = bits * total
+        low >>= 32
+        rank += low
+        rank >>= 32
         if self._anchors is None:
-            slot, lane = self._slots(rings, rank)
+            slot = self._slots(rings, rank)
         else:
-            slot, lane = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
-        return Drawn(slot, lane, self._weight * (np.float32(1) / np.float32(total)), self._weight.copy())
+            slot = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
+        return Drawn(slot, self._weight * (np.float32(1) / np.float32(total)), self._weight.copy())
 
-    def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
-        """Return the slots of rows int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""
+    def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the slots of rows int64[B], counted lane by lane, oldest first."""
         (lanes, length, _), (cursor, held, *_) = self._geometry, rings
         if lanes == 1:
-            return (rank + (cursor[0] - held[0])) % length, 0
+            return (rank + (cursor[0] - held[0])) % length
         ends = np.cumsum(held)
         lane = np.searchsorted(ends, rank, side="right")
         rank = rank - (ends - held)[lane]
-        return (rank + (cursor - held)[lane]) % length * lanes + lane, lane
+        return (rank + (cursor - held)[lane]) % length * lanes + lane
 
     def _bits(self, key: Any, size: int) -> Any:
         """Return the data of the next key and the random bits of a draw."""
@@ -166,7 +160,7 @@ class HostDraws:
         if drawn is None:
             keys, bits = random_draws(size, self._impl, self.bits)(jax.device_put(key))
             bits = np.asarray(bits)
-            bits = bits.astype(self.word) if self.word is np.uint64 else bits.view(self.word)
+            bits = bits.astype(self.word) if self.word is np.int64 else bits.view(self.word)
             self._next = iter(zip(np.asarray(keys), bits, strict=True))
             drawn = next(self._next)
         return drawn

@@ -5,6 +5,8 @@ XLA reads large arrays with several threads on CPUs, which costs more than NumPy
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +18,7 @@ from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
 from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._replay.host_rings import Rings
 from fbuf._replay.row_block import RowBlock
 from fbuf.storages import Device
 from fbuf.writers import Ring
@@ -34,10 +37,15 @@ class HostBatch(NamedTuple):
 
     def to_torch(self) -> Sample:
         """Return a batch of tensors."""
-        from fbuf.torch._dtypes import import_torch
-
-        batch: Sample = self.structure.unflatten(list(map(import_torch("Replay.sample").from_numpy, self.leaves)))
+        batch: Sample = self.structure.unflatten(list(map(_from_numpy(), self.leaves)))
         return batch
+
+
+@functools.cache
+def _from_numpy() -> Any:
+    from fbuf.torch._dtypes import import_torch
+
+    return import_torch("Replay.sample").from_numpy
 
 
 def host_view(buffer: Buffer, state: BufferState) -> Any:
@@ -100,62 +108,49 @@ class HeldRows:
       lanes, length: Of the buffer's geometry.
       by_lane: Whether collected rows have a dimension of lanes.
       leaves, flags: Of the state, from `HeldArrays`.
-      cursor: int64[E], of the state.
       block: The collected rows, or None.
       fresh: The flags of the collected rows.
     """
 
     def __init__(
-        self,
-        lanes: int,
-        length: int,
-        by_lane: bool,
-        leaves: Any,
-        flags: Any,
-        cursor: Any = None,
-        block: RowBlock | None = None,
-        fresh: Any = None,
+        self, lanes: int, length: int, by_lane: bool, leaves: Any, flags: Any, block: RowBlock | None, fresh: Any
     ):
         self.lanes, self._length, self._by_lane = lanes, length, by_lane
-        self._leaves, self._flags, self._fresh = leaves, flags, fresh
-        self._cursor, self._block, self._count = cursor, block, 0 if block is None else block.count
+        self._leaves, self._flags, self._block, self._fresh = leaves, flags, block, fresh
         self._near: np.ndarray[Any, Any] | None = None  # entries of a batch some of whose rows may be in the block
-        self._lane: Any = 0
+        self._begin: Any = 0  # the slot of the first row of the block, less its lane; of each of these entries
 
-    def around(self, position: np.ndarray[Any, Any], lane: Any, ahead: int) -> None:
-        """Prepare to read rows around the positions int64[B] of lanes, up to `ahead` after them.
+    def around(self, slot: np.ndarray[Any, Any], rings: Rings, ahead: int) -> None:
+        """Prepare to read rows around slots int64[B], up to `ahead` after them, in the block or a state of these rings.
 
         Of an anchor whose earlier rows the block overwrites, which are of another episode, no collected row is read.
         """
-        if not self._count:
+        if self._block is None or not self._block.count:
             return
-        cursor = self._cursor[0] if self.lanes == 1 else self._cursor.take(lane)
-        step = position - (cursor - ahead)
-        step %= self._length
-        (near,) = (step < self._count + ahead).nonzero()
-        if not near.size:
-            return
-        self._near = near
-        if self.lanes > 1:
-            self._lane, self._cursor = lane.take(near), cursor.take(near)
-        elif self._by_lane:
-            self._lane = np.zeros_like(near)
+        first: Any = rings.next_slot
+        cursor = first // self.lanes if first is not None else rings.cursor.take(slot % self.lanes)
+        begin, number = (cursor - ahead) * self.lanes, (self._block.count + ahead) * self.lanes
+        step = slot - begin
+        if first is None or not 0 <= begin <= self._length * self.lanes - number:
+            step %= self._length * self.lanes
+        (near,) = (step.view(np.uint64) < number).nonzero()  # those before are large
+        if near.size:
+            begin = cursor * self.lanes
+            self._near, self._begin = near, begin if first is not None else begin.take(near)
 
     def at(self, slot: np.ndarray[Any, Any], by_step: bool = False) -> At:
         """Return the places of slots int64[B], [B, T], or if `by_step` [T, B], in range modulo C."""
-        if self._near is None:
+        if self._near is None or self._block is None:
             return At(slot)
         step = slot.take(self._near, -1 if by_step else 0)
-        if self.lanes > 1:
-            step //= self.lanes
-        step -= self._cursor if by_step or step.ndim == 1 or self.lanes == 1 else self._cursor[:, None]
-        step %= self._length
-        found = (step < self._count).nonzero()
+        step -= self._begin if by_step or step.ndim == 1 or np.ndim(self._begin) == 0 else self._begin[:, None]
+        step %= self._length * self.lanes
+        found = (step < self._block.count * self.lanes).nonzero()
         if not found[0].size:
             return At(slot)
         entry, index = self._near.take(found[by_step]), step[found]
         new: Any = (found[0], entry) if by_step else (entry, *found[1:])
-        return At(slot, new, (index, self._lane.take(found[by_step])) if self._by_lane else index)
+        return At(slot, new, np.divmod(index, self.lanes) if self._by_lane else index)
 
     def flags(self, at: At) -> np.ndarray[Any, Any]:
         """Return the flags of rows, uint8[B]."""
@@ -166,7 +161,12 @@ class HeldRows:
 
     def take(self, number: int, at: At) -> np.ndarray[Any, Any]:
         """Return a leaf of rows, `[B, item]`."""
-        leaf: np.ndarray[Any, Any] = self._leaves[number].take(at.slot, 0, mode="wrap")
+        return self.take_each([number], at)[0]
+
+    def take_each(self, numbers: Sequence[int], at: At) -> list[np.ndarray[Any, Any]]:
+        """Return leaves of rows, `[B, item]`."""
+        leaves = [self._leaves[number].take(at.slot, 0, None, "wrap") for number in numbers]
         if at.new is not None and self._block is not None:
-            leaf[at.new] = self._block.columns[number][at.index]
-        return leaf
+            for number, leaf in zip(numbers, leaves, strict=True):
+                leaf[at.new] = self._block.columns[number][at.index]
+        return leaves

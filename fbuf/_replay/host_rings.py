@@ -19,6 +19,7 @@ class Rings(NamedTuple):
     lap: np.ndarray[Any, Any]
     total: int  # rows held
     generations: np.ndarray[Any, Any]  # uint32[2 E], of each lane those of rows of the lap before and of this one
+    next_slot: int | None  # that the first lane writes next, if the others write beside it, in the same lap
 
 
 class HostRings:
@@ -34,23 +35,38 @@ class HostRings:
         """Return the rings of a header after `more` rows in each lane, at most as many as a lane holds."""
         if header is not self._header:
             cursor, size, lap = (part.astype(np.int64) for part in host_ring(header))
-            self._rings = Rings(cursor, size, lap, int(size.sum()), _generations(lap))
+            beside = not (cursor - cursor[0]).any() and not (lap - lap[0]).any()
+            next_slot = int(cursor[0]) * self._geometry.lanes if beside else None
+            self._rings = Rings(cursor, size, lap, int(size.sum()), _generations(lap), next_slot)
             self._room = self._geometry.length - 1 - int(cursor.max())  # rows until a lane begins another lap
             self._header, self._last = header, (0, self._rings)
         if not more:
             return self._rings
         if more != self._last[0]:
-            (cursor, size, lap, total, generations), length = self._rings, self._geometry.length
+            (cursor, size, lap, total, generations, next_slot), length = self._rings, self._geometry.length
             if total < self._geometry.capacity:
                 size = np.minimum(size + more, length)
                 total = int(size.sum())
             cursor = cursor + more
+            if next_slot is not None:
+                next_slot = (next_slot + more * self._geometry.lanes) % self._geometry.capacity
             if more > self._room:  # some lane begins another lap
                 lap = lap + (cursor >= length)
                 cursor, lap = cursor % length, (lap & 0xFFFFFFFF) + (lap >> 32)  # 0 is no lap
                 generations = _generations(lap)
-            self._last = more, Rings(cursor, size, lap, total, generations)
+            self._last = more, Rings(cursor, size, lap, total, generations, next_slot)
         return self._last[1]
+
+    def generation(self, header: jax.Array, slot: np.ndarray[Any, Any], more: int = 0) -> np.ndarray[Any, Any]:
+        """Return the generations uint32[B] of rows that are held, int64[B], after `more` rows in each lane."""
+        rings, lanes = self.read(header), self._geometry.lanes
+        if more and (rings.next_slot is None or more > self._room):
+            rings, more = self.read(header, more), 0
+        if rings.next_slot is not None:
+            generation: np.ndarray[Any, Any] = rings.generations.take(slot < rings.next_slot + more * lanes)
+            return generation
+        position, lane = np.divmod(slot, lanes)
+        return rings.generations.take(2 * lane + (position < rings.cursor.take(lane)))
 
     def holds(
         self, header: jax.Array, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any], more: int = 0

@@ -117,19 +117,19 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         floats[0] = total
         last = words.size - bits.size
         end = (_FIRST + last) // 2  # of the slots, where priorities begin
-        words[end - most : end] = self._geometry.capacity
-        words[end - most : end - most + len(new)] = [~slot if slot < 0 else slot for slot in new]
-        floats[last - most : last - most + len(new)] = [-np.inf if slot < 0 else 0.0 for slot in new]
+        if most:
+            slots = [~slot if slot < 0 else slot for slot in new]
+            words[end - most : end] = slots + [self._geometry.capacity] * (most - len(slots))
+            floats[last - most : last - most + len(slots)] = [-np.inf if slot < 0 else 0.0 for slot in new]
         words[last:] = bits.reshape(-1)
         # The program may read `words` itself, until its result is read.
         pairs, weight = (np.asarray(memoryview(x)) for x in self._call(engine, draw, words, numbers))
         self._opened.extend(new)
-        chance, slot = pairs.view(np.float32).reshape(-1, 2)[:size].T
+        drawn = pairs.reshape(-1)[:size]
+        chance, slot = drawn.real.copy(), drawn.imag.view(np.int32).astype(np.int64)
         if chance[0] != chance[0]:  # NaN: every leaf is 0
             return None
-        slot = slot.view(np.int32).astype(np.int64)
-        lane = slot % self._geometry.lanes if self._geometry.lanes > 1 else 0
-        return Drawn(slot, lane, chance.copy(), weight.reshape(-1)[:size].copy())
+        return Drawn(slot, chance, weight.reshape(-1)[:size].copy())
 
     def _words(self, size: int, changed: int, update: np.ndarray[Any, Any] | None) -> tuple[Any, Any, Any]:
         """Return a program and its words, with those of an update, as integers and as floats."""

@@ -366,8 +366,9 @@ class Replay:
           ('ndarray', (4,))
         """
         refuse_trace("sample", batch_size, options)
-        arguments.check_form("Replay.sample", to)
-        self._check_timeout("Replay.sample", timeout)
+        if to not in arguments.FORMS or timeout is not None:  # the checks take 3 us
+            arguments.check_form("Replay.sample", to)
+            self._check_timeout("Replay.sample", timeout)
         packed = to != "jax" and self._engine.packs
         return arguments.convert(self._sample("Replay.sample", batch_size, options, timeout, packed=packed), to)
 

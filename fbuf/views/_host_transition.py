@@ -18,7 +18,7 @@ class _Ends(NamedTuple):
     observation; the last entry is of no end."""
 
     reach: Numbers  # rows to the newest frame of `next_obs`
-    rewards: Numbers  # that count
+    counted: Numbers  # [n - 1, 4 n + 1], words of ones where the reward of a later row counts, else 0
     discount: Numbers
     final: Numbers  # bool, `next_obs` is the final observation
 
@@ -61,33 +61,33 @@ class HostTransition:
     """
 
     def __init__(self, view: Any, spec: Spec, structure: Any, kinds: Any, stacked: list[str]):
-        self._number = {name: number for number, name in enumerate(spec)}
-        self._reward, self._resets = self._number[view.reward], view.autoreset == "next_step"
+        number = {name: number for number, name in enumerate(spec)}
+        self._reward, self._resets = number[view.reward], view.autoreset == "next_step"
         self._steps, self._cut_ends = view.n_step, view.rule.cut_ends
         self.back, self.ahead, self.checks = view.back, view.n_step, False
         self._span = np.arange(-self.back, self._steps)[:, None]
-        self._frames = np.arange(-self.back, 1)
-        self._zero, self._stacked = view.pad == "zero", frozenset(stacked)
+        self._frames, self._zero = np.arange(-self.back, 1), view.pad == "zero"
         dtype = np.dtype(spec[view.reward].dtype)
         self._float = dtype if dtype.kind == "f" else np.dtype(np.float32)
         self._powers = np.array([view.gamma**i for i in range(self._steps + 1)], self._float)
+        self._later = self._powers[1:-1].reshape(-1, *[1] * (1 + len(spec[view.reward].shape)))
         flags = np.arange(256)  # of one row, to each of which a step is known
         known = (flags & (END | CUT) == END) & self._cut_ends & self._resets
         self._moves = ((flags & END == 0) | known).astype(np.int64)
         self._discounts = np.where(flags & TERMINATED != 0, self._float.type(0), self._powers[1])
         terminated, final = flags & TERMINATED != 0, self._cut_ends & (flags & CUT == 0)
-        self._ends = np.where(flags & END == 0, 4 * self._steps, terminated + 2 * final)  # of one row, for `_Ends`
-        self._at = 4 * np.arange(self._steps)[:, None]
-        self._by_end = self._every_end(self._resets or view.final_observation is not None)
-        self._final = {}
+        self._ends = np.where(flags & END == 0, 4 * self._steps, terminated + 2 * final).astype(np.uint8)  # for `_Ends`
+        self._at = 4 * np.arange(self._steps, dtype=np.uint8)[:, None]
+        final = {}
         if view.final_observation is not None:
-            self._final = {view.observation + n.removeprefix(view.final_observation): self._number[n] for n in kinds[1]}
+            final = {view.observation + n.removeprefix(view.final_observation): number[n] for n in kinds[1]}
         # XLA replaces numbers below `tiny` by 0. Of larger rewards neither products nor sums are.
         info, least = np.finfo(self._float), float(min(self._powers[self._powers > 0]))
         self._word = np.dtype(f"uint{info.bits}")
         self._one = self._word.type(1)
         bound = np.array(min(float(info.tiny) / float(info.eps) * 4 / least, 1.0), self._float)
         self._least = (bound.view(self._word) << self._one) - self._one
+        self._by_end = self._every_end(self._resets or view.final_observation is not None)
         made = list[tuple[Any, tuple[str, Any]]]()
 
         def leaf(kind: str, name: Any = None) -> Any:
@@ -96,36 +96,43 @@ class HostTransition:
 
         self.example = view.batch(spec, structure, kinds, leaf)  # of leaves that tell what they are
         known = {id(array): what for array, what in made}
-        self._leaves = [known[id(array)] for array in jax.tree.leaves(self.example)]
+        leaves = [known[id(array)] for array in jax.tree.leaves(self.example)]
+        # In the order in which they are read: at the anchor, after it, sums, stacks at the anchor, and after it.
+        sums = {"reward": 2, "discount": 3}
+        groups = [sums.get(kind) or (kind == "next_obs") + 4 * (name in stacked) for kind, name in leaves]
+        order = sorted(range(len(leaves)), key=groups.__getitem__)
+        self._place = [order.index(i) for i in range(len(leaves))]
+
+        def read_in(group: int, by_name: dict[str, int]) -> list[int]:
+            return [by_name[leaves[i][1]] for i in order if groups[i] == group]
+
+        self._here, self._next, self._stacks, self._next_stacks = (read_in(group, number) for group in (0, 1, 4, 5))
+        self._final, self._final_stacks = (read_in(group, final) if final else [] for group in (1, 5))
 
     def _every_end(self, reaches_final: bool) -> _Ends:
         at, kind = np.divmod(np.arange(4 * self._steps + 1), 4)
         terminated, final = kind & 1 != 0, kind & 2 != 0
-        rewards = at + (terminated | final)
+        rewards = at + (terminated | final)  # that count
+        counted = np.where(rewards > np.arange(1, self._steps)[:, None], ~self._word.type(0), self._word.type(0))
         discount = np.where(terminated, self._float.type(0), self._powers[rewards])
-        return _Ends(at + final if reaches_final else at, rewards, discount, final)
+        return _Ends(at + final if reaches_final else at, counted, discount, final)
 
-    def memory(self, flags: list[int], undecided: int, step: int) -> list[int]:
+    def memory(self, flags: list[int], undecided: int, step: int) -> tuple[int, ...]:
         """Return the flags of a lane's undecided rows, the last of uint8[W], for `opened`."""
-        return flags[len(flags) - undecided :]
+        return tuple(flags[len(flags) - undecided :])
 
-    def opened(self, memory: list[int], flags: int, before: int) -> tuple[int, ...]:
-        """Return which rows a new one opens, counted back from it, oldest first; see `Transition.decide`."""
+    def opened(self, memory: tuple[int, ...], flags: int, before: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return `memory` after a row, and which rows it opens, counted back from it, oldest first; see `Transition.decide`."""
         if flags & RESET:
-            decided = memory[:]
-            memory.clear()
-            return self._anchors(decided, len(decided))
-        memory.append(flags)
+            return (), self._anchors(memory, len(memory))
+        memory = *memory, flags
         if flags & END and not self._resets:
-            decided = memory[:]
-            memory.clear()
-            return self._anchors(decided, len(decided) - 1)
+            return (), self._anchors(memory, len(memory) - 1)
         if len(memory) <= self._steps:
-            return ()
-        oldest = memory.pop(0)
-        return () if oldest & END and not self._keeps_end(oldest) else (self._steps,)
+            return memory, ()
+        return memory[1:], self._anchors(memory[:1], self._steps)
 
-    def _anchors(self, decided: list[int], first: int) -> tuple[int, ...]:
+    def _anchors(self, decided: tuple[int, ...], first: int) -> tuple[int, ...]:
         """Return which of successive rows can be drawn, `first` rows back and fewer."""
         return tuple(first - i for i, flags in enumerate(decided) if not flags & END or self._keeps_end(flags))
 
@@ -140,54 +147,49 @@ class HostTransition:
         """Read transitions of one step without a stack."""
         here = rows.at(slot)
         flags = rows.flags(here)
-        last = (flags & (END | CUT) == END).nonzero()[0] if self._final else None  # the final observation is known
-        following = rows.at(slot + self._moves.take(flags) * rows.lanes)
-        leaves = []
-        for kind, name in self._leaves:
-            if kind == "next_obs":
-                leaf = rows.take(self._number[name], following)
-                if last is not None and last.size:
-                    leaf[last] = rows.take(self._final[name], here)[last]
-            elif kind == "reward":
-                leaf = rows.take(self._reward, here).astype(self._float, copy=False)
-            elif kind == "discount":
-                leaf = self._discounts.take(flags)
-            else:
-                leaf = rows.take(self._number[name], here)
-            leaves.append(leaf)
-        return leaves
+        leaves = rows.take_each(self._here, here)
+        leaves += rows.take_each(self._next, rows.at(slot + self._moves.take(flags) * rows.lanes))
+        if self._final:
+            (last,) = (flags & (END | CUT) == END).nonzero()  # the final observation is known
+            if last.size:
+                for leaf, final in zip(leaves[len(self._here) :], rows.take_each(self._final, here), strict=True):
+                    leaf[last] = final[last]
+        leaves += rows.take(self._reward, here).astype(self._float, copy=False), self._discounts.take(flags)
+        return [leaves[place] for place in self._place]
 
     def _read_steps(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
         lanes, ends = rows.lanes, self._by_end
         around = slot + self._span * lanes
-        here, path = rows.at(slot), rows.at(around, by_step=True)
+        path = rows.at(around, by_step=True)
         near = rows.flags(path)
-        end = np.minimum.reduce(self._ends.take(near[self.back :]) + self._at)
+        ends_of = self._ends.take(near[self.back :])
+        ends_of += self._at
+        end = np.minimum.reduce(ends_of)
         steps = rows.at(around[self.back :], by_step=True) if self.back else path
-        reward = self._sum(rows.take(self._reward, steps), ends.rewards.take(end, mode="clip"))
+        reward = self._sum(rows.take(self._reward, steps), end)
         if reward is None:
             return None
-        reach = ends.reach.take(end, mode="clip")
+        reach = ends.reach.take(end)
         beyond = slot + reach * lanes
-        following = rows.at(beyond)
-        frames = _Frames(rows, slot, self._frames, self._began(near), self._zero) if self._stacked else None
-        leaves = []
-        for kind, name in self._leaves:
-            stack = frames if name in self._stacked else None
-            if kind == "obs" and stack is not None:
-                leaf = stack.take(self._number[name], None)
-            elif kind == "next_obs":
-                number = self._number[name]
-                leaf = rows.take(number, following) if stack is None else stack.take(number, reach)
-                if self._final and (at := ends.final.take(end, mode="clip").nonzero()[0]).size:
-                    leaf[at if stack is None else (at, -1)] = rows.take(self._final[name], rows.at(beyond - lanes))[at]
-            elif kind == "reward":
-                leaf = reward
-            elif kind == "discount":
-                leaf = ends.discount.take(end, mode="clip")
-            else:
-                leaf = rows.take(self._number[name], here)
-            leaves.append(leaf)
+        final = ends.final.take(end).nonzero()[0] if self._final or self._final_stacks else np.zeros(0, int)
+        leaves = rows.take_each(self._here, rows.at(slot))
+        leaves += self._with_final(rows.take_each(self._next, rows.at(beyond)), self._final, final, rows, beyond)
+        leaves += reward, ends.discount.take(end)
+        if self._stacks or self._next_stacks:
+            frames = _Frames(rows, slot, self._frames, self._began(near), self._zero)
+            leaves += [frames.take(number, None) for number in self._stacks]
+            stacks = [frames.take(number, reach) for number in self._next_stacks]
+            self._with_final([stack[:, -1] for stack in stacks], self._final_stacks, final, rows, beyond)
+            leaves += stacks
+        return [leaves[place] for place in self._place]
+
+    def _with_final(
+        self, leaves: list[Numbers], numbers: list[int], at: Numbers, rows: Any, beyond: Numbers
+    ) -> list[Numbers]:
+        """Set entries `at` of leaves to the final observations, which the rows before `beyond` have."""
+        if at.size and numbers:
+            for leaf, final in zip(leaves, rows.take_each(numbers, rows.at(beyond - rows.lanes)), strict=True):
+                leaf[at] = final[at]
         return leaves
 
     def _began(self, near: Numbers) -> Numbers | None:
@@ -196,17 +198,20 @@ class HostTransition:
         ended = starts.any(axis=0)
         return np.where(ended, -starts.argmax(axis=0), -self.back - self._steps) if ended.any() else None
 
-    def _sum(self, reward: Numbers, counted: Numbers) -> Numbers | None:
+    def _sum(self, reward: Numbers, end: Numbers) -> Numbers | None:
         """Return the sums [B, ...] of the rewards [n, B, ...] that count; None where XLA may replace numbers by 0."""
         reward = reward.astype(self._float, copy=False)
         total: Numbers = reward[0]
         if self._steps == 1:
             return total
-        if ((reward.view(self._word) << self._one) - self._one).min() < self._least:  # without signs, 0 is the largest
+        size = reward.view(self._word) << self._one  # without signs
+        size -= self._one  # 0 is the largest
+        if size.min() < self._least:
             return None
         with np.errstate(all="ignore"):
-            for i in range(1, self._steps):
-                product = reward[i] * self._powers[i]
-                product[counted <= i] = 0
+            products = reward[1:] * self._later
+            words, counted = products.view(self._word), self._by_end.counted.take(end, 1)
+            words &= counted.reshape(counted.shape + (1,) * (total.ndim - 1)) if total.ndim > 1 else counted
+            for product in products:
                 total = total + product
         return total

@@ -35,25 +35,20 @@ class HostWindows:
         made = {id(array): number for number, array in enumerate((*arrays, *masks))}
         self._leaves, self._rows = [made[id(array)] for array in jax.tree.leaves(self.example)], len(arrays)
 
-    def memory(self, flags: list[int], undecided: int, step: int) -> list[int]:
+    def memory(self, flags: list[int], undecided: int, step: int) -> tuple[int, int]:
         """Return the step of a lane's next row, unless it begins an episode, and the number of undecided rows, for `opened`."""
-        return [step, undecided]
+        return step, undecided
 
     def read(self, rows: Any, slot: Numbers) -> list[Numbers]:
         """Return the leaves of the windows at slots int64[B] of `rows`, a `HeldRows`."""
         at, masks = self._window(rows, slot)
-        leaves = []
-        missing = None if masks is None or masks[0].all() else ~masks[0]
-        for number in self._leaves:
-            if number >= self._rows:
-                assert masks is not None
-                leaves.append(masks[number - self._rows])
-                continue
-            leaf = rows.take(number, at)
-            if missing is not None:
+        leaves = rows.take_each(range(self._rows), at)
+        if masks is not None and not masks[0].all():
+            missing = ~masks[0]
+            for leaf in leaves:
                 leaf[missing] = 0
-            leaves.append(leaf)
-        return leaves
+        leaves += masks or ()
+        return [leaves[number] for number in self._leaves]
 
     def _window(self, rows: Any, slot: Numbers) -> tuple[Any, tuple[Numbers, ...] | None]:
         """Return the places of rows [B, T], and the masks `_fields.MADE`; None if batches have none and every row exists."""
@@ -72,15 +67,14 @@ class HostSequence(HostWindows):
         self._warm, self._regular = place >= view.burn_in, place < view.length - view.bootstrap
         self._edges = [0, view.length - 1, max(view.length - 2, 0)]
 
-    def opened(self, memory: list[int], flags: int, before: int) -> tuple[int, ...]:
-        """Return which rows a new one opens, counted back from it, oldest first, if they are learnt (`learns`)."""
-        rule, ahead, step = self._rule, self.ahead, memory[0]
+    def opened(self, memory: tuple[int, int], flags: int, before: int) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """Return `memory` after a row, and which rows it opens, counted back from it, oldest first, if learnt (`learns`)."""
+        rule, ahead, (step, undecided) = self._rule, self.ahead, memory
         if flags & START and not rule.crosses:
             step = 0
-        memory[0] = step + 1
         first = step - ahead
         if self._crosses:
-            return (ahead,) if first >= 0 and first % rule.stride == 0 else ()
+            return (step + 1, undecided), (ahead,) if first >= 0 and first % rule.stride == 0 else ()
         if self._stop:
             opens = first >= 0 and (first % rule.stride == 0 or (rule.closes and bool(flags & self._last)))
             if opens and rule.reset_rows:
@@ -88,17 +82,15 @@ class HostSequence(HostWindows):
                     opens = False
                 elif rule.learns and flags & RESET:
                     opens = bool(ahead) and first == 0
-            return (ahead,) if opens else ()
-        number = memory[1] + 1
+            return (step + 1, undecided), (ahead,) if opens else ()
+        number = undecided + 1
         if flags & self._last:  # each undecided window is cut here
-            memory[1] = 0
             wanted = [back for back in range(number - 1, -1, -1) if self._begins(step - back, back == ahead)]
             if rule.reset_rows:  # a reset row opens no window; where windows must learn, neither does a second one
                 both = before & RESET if rule.learns else RESET
                 wanted = [back for back in wanted if back or not flags & both & RESET]
-            return tuple(wanted)
-        memory[1] = min(number, ahead)
-        return (ahead,) if number > ahead and self._begins(first, False) else ()
+            return (step + 1, 0), tuple(wanted)
+        return (step + 1, min(number, ahead)), (ahead,) if number > ahead and self._begins(first, False) else ()
 
     def _begins(self, step: int, closing: bool) -> bool:
         return step % self._rule.stride == 0 or (self._rule.closes and closing)
@@ -178,13 +170,12 @@ class HostEpisode(HostWindows):
         self._length, self._cuts = view.max_length, view.longer == "cut"
         self._places = np.arange(self._length)
 
-    def opened(self, memory: list[int], flags: int, before: int) -> tuple[int, ...]:
-        """Return which rows a new one opens, counted back from it."""
+    def opened(self, memory: tuple[int, int], flags: int, before: int) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """Return `memory` after a row, and which rows it opens, counted back from it."""
         step = 0 if flags & START else memory[0]
-        memory[0] = step + 1
         room = self._length - step
         opens = (flags & self._last and room > 0) or (self._cuts and room == 1)
-        return (step,) if opens and not flags & before & RESET else ()
+        return (step + 1, memory[1]), (step,) if opens and not flags & before & RESET else ()
 
     def _window(self, rows: Any, slot: Numbers) -> tuple[Any, tuple[Numbers, ...]]:
         at = rows.at(slot[:, None] + self._places * rows.lanes)

@@ -21,13 +21,13 @@ class HostRow:
     back = ahead = 0
 
     def __init__(self, spec: Spec, structure: Any):
-        self._number = len(spec)
+        self._numbers = list(range(len(spec)))
         self.example = structure.unflatten([np.zeros(0) for _ in spec])
 
     def read(self, rows: Any, slot: np.ndarray) -> list[np.ndarray]:
         """Return the leaves of the rows in slots int64[B] of `rows`, a `HeldRows`."""
-        at = rows.at(slot)
-        return [rows.take(number, at) for number in range(self._number)]
+        leaves: list[np.ndarray] = rows.take_each(self._numbers, rows.at(slot))
+        return leaves
 
 
 @component

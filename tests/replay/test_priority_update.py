@@ -175,7 +175,7 @@ def interrupted(call, code, text: str) -> None:
 
 INSIDE = [
     (host_anchors.HostAnchors._begin, "tail = _read"),
-    (host_anchors.HostAnchors._add, "self._seen = last"),
+    (host_anchors.HostAnchors._add, "self._seen, self.total = last"),
     (priority_draws.PriorityDraws._drawn, "self._opened.extend"),
     (host_draws.HostDraws.draw, "self._key = after"),
 ]
