@@ -3,6 +3,7 @@
 The leaves of one version are in the arrays. Every other version stores the leaves by which it differs from a neighbour on
 the way there, so reading it walks there, exchanging leaves step by step. A state therefore reads its own priorities, and a
 draw is a pure function of version and random numbers, whenever it runs. A program that carries its state on never walks.
+Without memory for a difference all other versions are dropped, and the leaves written in small parts.
 
 Differences are kept for the newest versions only: up to an eighth of the leaves in all, 4 to 256 versions. The version used
 least recently is dropped first; a state of a dropped version gets an error, never other priorities.
@@ -21,6 +22,7 @@ import numpy as np
 from fbuf._host.types import Array, HostObject, StoreClosed, records_errors
 
 _FAN_OUT = 8
+_FEW = 256  # leaves written together when memory is short
 _LOT = 8192  # queries; measured: 4,096 to 16,384 are alike, all of 65,536 at once take 1.1 to 1.9 times as long
 _SMALLEST = np.float32(2.0**-126)
 
@@ -84,6 +86,12 @@ class Tree:
             raise
         return old
 
+    def clear(self) -> None:
+        """Set all leaves to 0, without memory."""
+        self._nodes[:] = 0
+        self._least[:] = np.inf
+        self._whole = True
+
     def fill(self, leaves: Array) -> None:
         """Write the first leaves, float32[A]. Cost: O(C)."""
         self._whole = False
@@ -123,9 +131,11 @@ class Tree:
     def _sweep(self, first: int) -> None:
         """Recompute all levels from `first` on."""
         for i in range(first, len(self.layout.counts)):
-            self._level[i - 1][:] = _sums(self._children[i - 1])
-            if self._least.size:
-                self._low(i)[:] = _lows(self._lower(i), i)
+            for start in range(0, self.layout.counts[i], _LOT):
+                lot = slice(start, start + _LOT)
+                self._level[i - 1][lot] = _sums(self._children[i - 1][lot])
+                if self._least.size:
+                    self._low(i)[lot] = _lows(self._lower(i)[lot], i)
 
     def _low(self, level: int) -> Array:
         """Return the least below each node of a level."""
@@ -278,18 +288,29 @@ class Priorities(HostObject):
           index: int32[B]; one outside [0, C) is skipped, of equal ones the last wins.
           leaf: float32[B].
         Raises:
-          RuntimeError: the version has expired. Whatever is raised, all versions are as they were.
+          RuntimeError: the version has expired; all others are as they were.
+          MemoryError: there is none, although all other versions were dropped; then this one is, too.
         """
-        inside = (index >= 0) & (index < self.layout.counts[0])
-        index = index[inside].astype(np.intp)
-        leaf = normal(leaf[inside])
         with self._lock:
             self._walk(version)
-            if not index.size:
-                return version
-            step = _Step(0, index, leaf)
-            self._exchange(step)
-            return self._advance(step)
+            try:
+                at, new = self._inside(index, leaf)
+                if not at.size:
+                    return version
+                step = _Step(0, at, new)
+                self._exchange(step)
+                return self._advance(step)
+            except MemoryError:
+                self._forget()
+                for start in range(0, len(index), _FEW):
+                    few = slice(start, start + _FEW)
+                    self._tree.exchange(*self._inside(index[few], leaf[few]))
+                return self._here
+
+    def _inside(self, index: Array, leaf: Array) -> tuple[Array, Array]:
+        """Return the indices intp[A] in [0, C), and their leaves."""
+        inside = (index >= 0) & (index < self.layout.counts[0])
+        return index[inside].astype(np.intp), normal(leaf[inside])
 
     @records_errors
     def draw(self, version: int, top: Array, bottom: Array) -> tuple[Array, Array, np.float32, np.float32]:
@@ -310,10 +331,15 @@ class Priorities(HostObject):
         """Set all leaves to 0 in a new version. Cost: O(C)."""
         with self._lock:
             self._walk(version)
-            nothing = np.zeros(0, np.intp)
-            step = _Step(0, nothing, np.zeros(0, np.float32), Tree(self.layout, self.least))
-            self._exchange(step)
-            return self._advance(step)
+            try:
+                nothing = np.zeros(0, np.intp)
+                step = _Step(0, nothing, np.zeros(0, np.float32), Tree(self.layout, self.least))
+                self._exchange(step)
+                return self._advance(step)
+            except MemoryError:
+                self._forget()
+                self._tree.clear()
+                return self._here
 
     @records_errors
     def leaves(self, version: int, index: Array | None = None) -> Array:
@@ -375,6 +401,11 @@ class Priorities(HostObject):
             gone = self._steps.pop(next(iter(self._steps)))
             self._kept -= 0 if gone is None else gone.size
         return self._newest
+
+    def _forget(self) -> None:
+        """Drop all versions, and begin a new one with the leaves of the current one: states of the others have expired."""
+        self._newest += 1
+        self._here, self._steps, self._kept = self._newest, {self._newest: None}, 0
 
     # ---------------------------------------------------------------- what the registry asks
 

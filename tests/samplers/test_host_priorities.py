@@ -181,7 +181,7 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch, broken, nth):
     def fails(*args):
         calls[0] += 1
         if calls[0] == nth:
-            raise MemoryError("no room")
+            raise RuntimeError("cut short")
         return real(*args)
 
     more = rng.integers(0, 5000, 50).astype(np.int32), some_leaves(rng, 50)
@@ -189,12 +189,47 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch, broken, nth):
         calls[0] = 0
         with monkeypatch.context() as patch:
             patch.setattr(priorities, broken, fails)
-            raises(MemoryError, None, act)
+            raises(RuntimeError, "cut short", act)
         for v, expected in known.items():
             check(store, v, expected)
         check(store, version, known[version])  # and here again
     made = store.write(version, *more)
     check(store, made, store.leaves(made))
+
+
+@pytest.mark.parametrize("what", ["write", "clear"])
+def test_without_memory_other_versions_are_dropped(monkeypatch, what):
+    rng, store = np.random.default_rng(0), Priorities(layout_of(5000), True)
+    first = store.write(store.first, rng.integers(0, 5000, 50).astype(np.int32), some_leaves(rng, 50))
+    index, leaf = rng.integers(-3, 5003, 450).astype(np.int32), some_leaves(rng, 450)
+    expected = store.leaves(first)
+    for i, value in zip(index.tolist(), leaf, strict=True):
+        if 0 <= i < 5000:
+            expected[i] = value
+    sums = priorities._sums
+
+    def small(children):
+        if len(children) > 400:
+            raise MemoryError("no room")
+        return sums(children)
+
+    def no_tree(*_):
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        if what == "write":
+            patch.setattr(priorities, "_sums", small)
+            patch.setattr(priorities, "_LOT", 300)
+            made = store.write(first, index, leaf)
+        else:
+            expected = np.zeros(5000, np.float32)
+            patch.setattr(priorities, "Tree", no_tree)
+            made = store.clear(first)
+    assert np.array_equal(store.leaves(made), expected) and made > first
+    check(store, made, expected)
+    for version in (store.first, first):
+        raises(RuntimeError, EXPIRED, store.leaves, version)
+    check(store, store.write(made, index, leaf), store.leaves(store._newest))
 
 
 WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
