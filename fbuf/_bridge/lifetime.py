@@ -23,7 +23,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -49,11 +49,11 @@ class FailedWrite(NamedTuple):
     error: Exception
     rows: int  # not stored, or not changed
 
-    def told(self) -> OSError | StoreCorrupted:
-        """Return the error to raise."""
+    def told(self, whose: str = "") -> OSError | StoreCorrupted:
+        """Return the error to raise, of rows " of shard 1"."""
         if isinstance(self.error, StoreCorrupted):
-            return StoreCorrupted(f"{self.error} {self.rows} rows were not written.")
-        lost = f"{self.rows} rows were not written: write them again." if self.rows else "All rows were written."
+            return StoreCorrupted(f"{self.error} {self.rows} rows{whose} were not written.")
+        lost = f"{self.rows} rows{whose} were not written: write them again." if self.rows else "All rows were written."
         number, text = errno.ENOMEM, f"fbuf: a write failed: {self.error!r}."
         if isinstance(self.error, OSError):
             number, text = self.error.errno or errno.EIO, self.error.strerror or text
@@ -74,11 +74,11 @@ _collecting = 0  # the thread in which the garbage collector runs
 
 
 class Owner:
-    """Keep one store open, or those of `parts`, while nodes of states refer to this."""
+    """Keep one store open, or those of `parts`, by shard, while nodes of states refer to this."""
 
     __slots__ = ("__weakref__", "ids", "parts", "slot")
 
-    def __init__(self, slot: int, ids: frozenset[int], parts: tuple[Owner, ...] = ()):
+    def __init__(self, slot: int, ids: frozenset[int], parts: Mapping[int, Owner] | None = None):
         self.slot, self.ids, self.parts = slot, ids, parts
 
     @property
@@ -172,14 +172,14 @@ def open_store(store: HostObject, kind: Hashable) -> Owner:
         return owner
 
 
-def open_group(owners: Sequence[Owner], kind: Hashable) -> Owner:
-    """Return the owner of the stores of several devices, for a node whose id leaf has a block on each."""
+def open_group(owners: Mapping[int, Owner], kind: Hashable) -> Owner:
+    """Return the owner of the stores of several shards, by number, for a node whose id leaf has a block on each."""
     with _lock:
-        ids = frozenset().union(*(owner.ids for owner in owners))
-        return _placed((len(owners), kind), ids, tuple(owners))
+        ids = frozenset().union(*(owner.ids for owner in owners.values()))
+        return _placed((len(owners), kind), ids, owners)
 
 
-def _placed(kind: Hashable, ids: frozenset[int], parts: tuple[Owner, ...] = ()) -> Owner:
+def _placed(kind: Hashable, ids: frozenset[int], parts: Mapping[int, Owner] | None = None) -> Owner:
     """Return an owner in a free slot; `_lock` is held."""
     slots = _slots_of.setdefault(kind, [])
     slot = next((i for i in slots if _is_free(i)), len(_slots))
@@ -264,11 +264,16 @@ def record_failure(id: int, error: Exception, rows: int) -> None:
 
 
 def raise_failed(owner: Owner | None) -> None:
-    """Raise OSError or StoreCorrupted, once, if a write of these stores failed."""
-    for id in () if owner is None else owner.ids:
-        write = failed.pop(id, None)
-        if write is not None:
-            raise write.told()
+    """Raise OSError or StoreCorrupted, once, if a write of these stores failed; of several, say whose rows were lost."""
+    if owner is None:
+        return
+    popped = {shard: failed.pop(part.id, None) for shard, part in (owner.parts or {0: owner}).items()}
+    writes = [(shard, write) for shard, write in popped.items() if write is not None]
+    if not writes:
+        return
+    shards = " and ".join(f"{write.rows} of shard {shard}" for shard, write in writes)
+    rows = sum(write.rows for _, write in writes)
+    raise FailedWrite(writes[0][1].error, rows).told(f" ({shards})" if owner.parts else "")
 
 
 def raise_cause(error: Exception, owner: Owner | None) -> None:

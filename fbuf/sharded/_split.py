@@ -71,8 +71,8 @@ def join(sharded: Any, states: Mapping[int, BufferState]) -> ShardedState:
                     f"Sharded: leaf '{name}' is {leaf.dtype}, which shards do not keep without x64. Use 32 bits, or "
                     f"jax.config.update('jax_enable_x64', True)."
                 )
-        pairs = zip(states, _host_rows.grouped([state.rows for state in states.values()]), strict=True)
-        states = {number: dataclasses.replace(states[number], rows=rows) for number, rows in pairs}
+        rows = _host_rows.grouped({number: state.rows for number, state in states.items()})
+        states = {number: dataclasses.replace(state, rows=rows[number]) for number, state in states.items()}
     states = {n: jax.tree.map(lambda x: x if x.ndim else np.asarray(x), state) for n, state in states.items()}
     blocks = [jax.device_put(block_of(sharded.shards, states[n]), d) for n, devices in here.items() for d in devices]
     place = NamedSharding(sharded.mesh, PartitionSpec(sharded.axis))

@@ -177,11 +177,14 @@ def open_rows(store: RowStore, ticket: Any, device: Any, last: Any, layout: Layo
     return rows
 
 
-def grouped(parts: Sequence[SideRows]) -> list[SideRows]:
-    """Return the same rows, whose nodes keep the stores of all parts open, so that they can be joined."""
-    group = lifetime.open_group([part.owner for part in parts if part.owner is not None], parts[0].layout)
-    made = [SideRows(part.id, part.ticket, part.device, part.last, group.slot, part.layout) for part in parts]
-    for rows in made:
+def grouped(parts: Mapping[int, SideRows]) -> dict[int, SideRows]:
+    """Return the rows of shards, by number, with nodes that keep the stores of all open, so that they can be joined."""
+    owners = {number: part.owner for number, part in parts.items() if part.owner is not None}
+    group = lifetime.open_group(owners, next(iter(parts.values())).layout)
+    made = {
+        n: SideRows(part.id, part.ticket, part.device, part.last, group.slot, part.layout) for n, part in parts.items()
+    }
+    for rows in made.values():
         rows.owner = group
     return made
 

@@ -43,6 +43,39 @@ def test_rows_on_the_host_of_each_shard(storage, check_vma, tmp_path):
     check_on_host(storage, check_vma, tmp_path)
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("through", ["eager", "step"])
+def test_the_error_of_a_write_names_the_shards_that_lost_rows(through, monkeypatch):
+    sharded = Sharded(fbuf.Buffer(80, lanes=8, storage=fbuf.storages.Host()), support.mesh_of(8))
+    write, stores = Store._write, {}
+
+    def write_some(store, *rows):
+        if stores.setdefault(store, len(stores)) in (2, 5):
+            raise MemoryError("injected")
+        return write(store, *rows)
+
+    def rows(first):
+        return {"t": np.arange(first, first + 24, dtype=np.int32).reshape(3, 8)}
+
+    state = sharded.extend(sharded.init({"t": np.int32(0)}), rows(0))
+    for handle in fbuf.stores():
+        stores.setdefault(lifetime.find(handle.id), len(stores))
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "_write", write_some)
+        lost = r"6 rows \(3 of shard 2 and 3 of shard 5\) were not written: write them again"
+        with pytest.raises(OSError, match=lost) as caught:
+            if through == "eager":
+                state = sharded.extend(state, rows(24))
+            else:
+                state = jax.jit(sharded.extend, donate_argnums=0)(state, rows(24))
+            jax.block_until_ready(state.shards.header)
+            sharded.size(state)
+    state = getattr(caught.value, "result", state)
+    held = np.asarray(sharded.rows(state).data["t"])[np.asarray(sharded.rows(state).mask)]
+    expected = {t for t in range(48) if t < 24 or t % 8 not in (2, 5)}
+    assert set(held.tolist()) == expected
+
+
 @pytest.mark.parametrize("sampler", by_tier(more=[Consume(2)], exhaustive=[Epoch()], ids=str))
 def test_rows_that_were_drawn_stay_drawn(sampler, tmp_path):
     """On the same shards bit for bit. On others an epoch restarts, and draws of Consume are kept."""
