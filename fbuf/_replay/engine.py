@@ -23,7 +23,7 @@ from fbuf._buffer import read as _read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, anchor_count, host_ring, raise_failed, room_left
 from fbuf._core import arguments
-from fbuf._core.dispatch import with_changes
+from fbuf._core.dispatch import OnHost, with_changes
 from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
@@ -45,7 +45,8 @@ class Engine:
 
     Attributes:
       buffer, state, key: The state lacks the rows of `block` and the update in `updates` until `flush`; of the key, the data.
-      block: Collected rows; None if each row is written at once.
+      block: Collected rows; None if each row is written at once. Where a store on the host takes them, a block is kept until
+        it is known to be stored. If that fails, it is written again before the next rows.
       host: Draws in NumPy; None if programs draw.
       updates: What sets priorities with the next draw: `host`, or an update for programs; None if each is set at once.
       packs: Whether programs draw packed batches for NumPy and torch.
@@ -64,6 +65,8 @@ class Engine:
         self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
         self.most_drawn = 0  # the largest batch size for which there were enough rows, where each is drawn once
         self.warns_short = buffer.sampler.once
+        self._sent: np.ndarray[Any, Any] | None = None  # the block written last, until it is known to be stored
+        self._unwritten: np.ndarray[Any, Any] | None = None  # the block that could not be stored
         self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not buffer.sampler.on_host
         self._spec = buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
@@ -91,6 +94,7 @@ class Engine:
         self.arrays.release()
         moved = state.header.sharding != self.state.header.sharding
         self.state, self._sizes = state, None
+        self._sent = self._unwritten = None
         if moved:
             self._choose_paths()
         if self.block is not None:
@@ -112,11 +116,15 @@ class Engine:
         if block is None or priority is not None:
             return False
         if block.count == block.length:  # the last write of it was interrupted, or raised
-            self.flush()
+            self._write_block()
         if not block.append(row, mask):
             return False
         if block.count == block.length:
-            self.flush()
+            try:
+                self._write_block()
+            except (OSError, RuntimeError):
+                block.count -= 1  # this row is for the caller to add again
+                raise
         return True
 
     def update_priority(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
@@ -143,7 +151,7 @@ class Engine:
 
     def cut(self, lanes: Any) -> None:
         """Call `Buffer.cut`."""
-        self.flush()
+        self.flush(before_rows=True)
         sizes = self._sizes
         self.donate(programs.cut, lanes)
         self._sizes = sizes
@@ -153,6 +161,9 @@ class Engine:
         self.flush()
         self.keep_written()
         self.state, self._sizes = self.buffer.clear(self.state), None
+        self._unwritten = None
+        if self.block is not None:
+            self.block.clear()
 
     def next_key(self) -> jax.Array:
         """Return a key that is used for nothing else."""
@@ -166,21 +177,63 @@ class Engine:
             self.state, batch = _read.sample_at(self.buffer, self.state, key, number, index, chance)
         return self.exact("Replay.epoch", batch)
 
-    def flush(self) -> None:
-        """Set the deferred priorities and write the collected rows."""
-        updates, block = self.updates, self.block
+    def flush(self, before_rows: bool = False) -> None:
+        """Set the deferred priorities and write the collected rows.
+
+        Rows that could not be stored, of which an error told, are tried again. If that fails, it is an error only
+        `before_rows`, which must follow them.
+        """
+        updates, told = self.updates, self._unwritten
         if updates is not None and updates.update is not None:
             with DeferInterrupts():  # no update is lost
                 updates.settle(self)
-        if block is not None and block.count:
-            sizes = self._sizes_after()
-            self.keep_written()
-            write = programs.write_block if updates is None else updates.write
-            with DeferInterrupts():
-                self.state = write(self.buffer, self.state, block)
-                block.clear()
-                self._sizes = sizes
+        try:
+            self._write_block()
+            self._settle()
+        except (OSError, RuntimeError):
+            if before_rows or told is None or self._unwritten is not told:
+                raise
+
+    def _write_block(self) -> None:
+        """Write the collected rows, after those that could not be stored."""
+        block = self.block
+        if block is None or (block.count == 0 and self._unwritten is None):
+            return
+        if isinstance(self.state.rows, OnHost):
+            self._settle(wait=True)
+            if self._unwritten is not None:
+                self.keep_written()
+                with DeferInterrupts():
+                    self.state = programs.extend_packed(self.buffer, self.state, self._unwritten)[0]
+                    self._sent, self._unwritten, self._sizes = self._unwritten, None, None
+                self._settle()
+        if not block.count:
+            return
+        sizes = self._sizes_after()
+        self.keep_written()
+        write = programs.write_block if self.updates is None else self.updates.write
+        with DeferInterrupts():
+            rows = block.packed() if isinstance(self.state.rows, OnHost) else None
+            self.state = write(self.buffer, self.state, block)
+            block.clear()
+            self._sent, self._sizes = rows, sizes
+
+    def _settle(self, wait: bool = False) -> None:
+        """Wait until the block written last is stored, or for any write; keep the block and raise if it is not."""
+        if self._sent is None and not wait:
+            return
+        jax.block_until_ready(self.state.header)
+        try:
             self._raise_failed()
+        except (OSError, RuntimeError) as error:
+            self._unwritten = self._unwritten if self._sent is None else self._sent
+            if isinstance(error, OSError) and self._sent is not None:
+                error.strerror = (error.strerror or "").replace(
+                    "write them again", "they are kept, and written before the next rows"
+                )
+            raise
+        finally:
+            self._sent = None
 
     def _raise_failed(self) -> None:
         """Raise OSError or StoreCorrupted if the last write failed. The state is whole."""
@@ -194,6 +247,8 @@ class Engine:
         """Return the rows held per lane once the collected rows are written, where known."""
         if self.block is None or self._sizes is None or self.block.masked:
             return None
+        if self._unwritten is not None:
+            return self._sizes
         sizes: np.ndarray[Any, Any] = np.minimum(self._sizes + self.block.count, self.buffer.geometry.length)
         return sizes
 

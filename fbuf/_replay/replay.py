@@ -274,7 +274,7 @@ class Replay:
             self._refuse_closed(call)
             if method is programs.add and self._limiter is None and self._engine.collect(rows, priority, mask):
                 return None
-            self._engine.flush()
+            self._engine.flush(before_rows=True)
             ragged = isinstance(self.buffer.storage, Ragged)
             rows = rows if ragged else arguments.to_rows(rows)
             priority, mask = arguments.to_array(priority, "priority"), arguments.to_array(mask, "mask")
