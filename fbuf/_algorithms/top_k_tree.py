@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,15 @@ def init(capacity: int, words: int) -> Array:
     return jnp.full((layout(capacity)[1][-1], words + 3), NONE, jnp.uint32)
 
 
-def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, count: Array) -> tuple[Array, Array]:
+class Inserted(NamedTuple):
+    """What an insert of N rows did."""
+
+    tree: Array  # uint32[nodes, words + 3]
+    slot: Array  # int32[N]; C for rows that are not kept. Rows evicted within the call share theirs with a later row
+    before: Array  # uint32[N, words + 3], the row that each replaced, for `undo`
+
+
+def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, count: Array) -> Inserted:
     """Insert rows: into the next empty slot, or in place of the lowest row if they are higher.
 
     Args:
@@ -103,14 +111,48 @@ def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, 
       arrival: uint32[N] twice, increasing.
       keep: bool[N]; the other rows are skipped.
       count: int32[], rows in the tree, in slots 0 to `count` - 1.
-    Returns:
-      The tree, and the slot of each row, int32[N]; C for rows that are not kept. Rows evicted within the call share their slot
-      with a later row.
     Cost: O(N + K log C) for K kept rows; on accelerators O(N log N log C).
     """
     rows = jnp.concatenate([rank, ~arrival.high[:, None], ~arrival.low[:, None]], axis=-1)
     one_by_one, at_once = (functools.partial(f, capacity=capacity) for f in (_insert_one_by_one, _insert_at_once))
-    return control_flow.platform_dependent(tree, rows, keep, count, cpu=one_by_one, default=at_once)
+    return Inserted(*control_flow.platform_dependent(tree, rows, keep, count, cpu=one_by_one, default=at_once))
+
+
+def undo(done: Inserted, capacity: int, wanted: Array) -> Array:
+    """Return the tree as it was before an insert if `wanted` bool[], else as it is. Cost: O(N log C) if wanted."""
+    number, levels = done.slot.shape[0], jnp.int32(len(layout(capacity)[0]) - 1)
+
+    def put_back(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        left, tree = carry
+        at = left - jnp.int32(1)  # the last first: a slot may have changed twice
+        slot = done.slot[at]
+        inside = slot < jnp.int32(capacity)
+        where = jnp.where(inside, slot, jnp.int32(tree.shape[0] - 1))  # beside the root
+        tree = lax.dynamic_update_slice(tree, jnp.where(inside, done.before[at], NONE)[None], (where, jnp.int32(0)))
+        slot, up = (jnp.where(inside, x, jnp.int32(0)) for x in (slot, levels))
+        return at, _climb(tree, slot, up, jnp.int32(0), tree[0], capacity)[0]
+
+    start = (jnp.where(wanted, jnp.int32(number), jnp.int32(0)), done.tree)
+    return control_flow.while_loop(lambda carry: any_unbatched(carry[0] > jnp.int32(0)), put_back, start)[1]
+
+
+def _climb(tree: Array, slot: Array, levels: Array, base: Array, low: Array, capacity: int) -> tuple[Array, Array]:
+    """Recompute the ancestors of a slot on `levels` int32[]; return the tree, which begins at node `base` int32[], and the
+    last of them: the root, or `low` where there are no levels.
+    """
+    level_at = jnp.asarray(layout(capacity)[1], jnp.int32)
+
+    def rise(carry: tuple[Array, ...]) -> Any:
+        level, node, tree, _ = carry
+        node, above = node >> 3, level + jnp.int32(1)
+        start = (base + node * jnp.int32(FAN_OUT) + level_at[level], jnp.int32(0))
+        low = _lowest_child(lax.dynamic_slice(tree, start, (FAN_OUT, tree.shape[1])))
+        tree = lax.dynamic_update_slice(tree, low[None], (base + node + level_at[above], jnp.int32(0)))
+        return above, node, tree, low
+
+    start = (jnp.int32(0), slot, tree, low)
+    _, _, tree, low = control_flow.while_loop(lambda carry: any_unbatched(carry[0] < levels), rise, start)
+    return tree, low
 
 
 def _less(a: Sequence[Array], b: Sequence[Array]) -> Array:
@@ -136,7 +178,7 @@ def _words(row: Array) -> list[Array]:
     return [row[..., w] for w in range(row.shape[-1])]
 
 
-def _insert_one_by_one(tree: Array, rows: Array, keep: Array, count: Array, *, capacity: int) -> tuple[Array, Array]:
+def _insert_one_by_one(tree: Array, rows: Array, keep: Array, count: Array, *, capacity: int) -> Any:
     return _sequential_insert(capacity)(tree, rows, keep, count)
 
 
@@ -145,9 +187,9 @@ def _sequential_insert(capacity: int) -> Any:
     """Return the sequential insert; under `vmap` it processes the trees one after another, which keeps one kernel."""
 
     @jax.custom_batching.custom_vmap
-    def insert(tree: Array, rows: Array, keep: Array, count: Array) -> tuple[Array, Array]:
-        tree, slot = _put_all(tree[None], rows[None], keep[None], count[None], capacity)
-        return tree[0], slot[0]
+    def insert(tree: Array, rows: Array, keep: Array, count: Array) -> tuple[Array, Array, Array]:
+        tree, slot, before = _put_all(tree[None], rows[None], keep[None], count[None], capacity)
+        return tree[0], slot[0], before[0]
 
     @insert.def_vmap
     def insert_each(size: int, batched: Sequence[bool], *args: Array) -> Any:
@@ -155,13 +197,13 @@ def _sequential_insert(capacity: int) -> Any:
             x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
             for x, is_batched in zip(args, batched, strict=True)
         ]
-        return _put_all(each[0], each[1], each[2], each[3], capacity), (True, True)
+        return _put_all(each[0], each[1], each[2], each[3], capacity), (True, True, True)
 
     return insert
 
 
-def _put_all(trees: Array, rows: Array, keep: Array, count: Array, capacity: int) -> tuple[Array, Array]:
-    """Insert into each of M trees [M, nodes, W], row by row."""
+def _put_all(trees: Array, rows: Array, keep: Array, count: Array, capacity: int) -> tuple[Array, Array, Array]:
+    """Insert into each of M trees [M, nodes, W], row by row; see `Inserted`."""
     counts, offsets = layout(capacity)
     (members, number), width, words = keep.shape, trees.shape[2], rows.shape[2] - 2
     if members * offsets[-1] >= 2**31:
@@ -170,7 +212,7 @@ def _put_all(trees: Array, rows: Array, keep: Array, count: Array, capacity: int
         rows, keep = jnp.concatenate([rows, rows], axis=1), jnp.pad(keep, ((0, 0), (0, 1)))
     # The roots are read before the loop writes them.
     _, roots = order_after_reads(jnp.min(count), trees[:, offsets[-1] - FAN_OUT])
-    tree, level_at = trees.reshape(-1, width), jnp.asarray(offsets, jnp.int32)
+    tree = trees.reshape(-1, width)
 
     def put(carry: tuple[Array, ...], inputs: tuple[Array, ...]) -> Any:
         tree, low, full = carry
@@ -188,26 +230,20 @@ def _put_all(trees: Array, rows: Array, keep: Array, count: Array, capacity: int
         where = jnp.where(takes, slot, jnp.int32(offsets[-1] - 1))
         tree = lax.dynamic_update_slice(tree, leaf[None], (base + where, jnp.int32(0)))
         levels = jnp.where(takes, jnp.int32(len(counts) - 1), jnp.int32(0))
-
-        def climb(carry: tuple[Array, ...]) -> Any:
-            level, node, tree, _ = carry
-            node, above = node >> 3, level + jnp.int32(1)
-            start = (base + node * jnp.int32(FAN_OUT) + level_at[level], jnp.int32(0))
-            low = _lowest_child(lax.dynamic_slice(tree, start, (FAN_OUT, width)))
-            tree = lax.dynamic_update_slice(tree, low[None], (base + node + level_at[above], jnp.int32(0)))
-            return above, node, tree, low
-
-        start = (jnp.int32(0), slot, tree, low)
-        _, _, tree, low = control_flow.while_loop(lambda carry: any_unbatched(carry[0] < levels), climb, start)
+        before = jnp.where(empty, NONE, low)
+        tree, low = _climb(tree, slot, levels, base, low, capacity)
         full = full + (takes & empty).astype(jnp.int32)
-        return (tree, low, full), jnp.where(takes, slot, jnp.int32(capacity))
+        return (tree, low, full), (jnp.where(takes, slot, jnp.int32(capacity)), before)
 
     inputs = (rows.reshape(-1, rows.shape[2]), keep.reshape(-1), lax.iota(jnp.int32, keep.size))
-    (tree, _, _), slot = control_flow.scan(put, (tree, roots[0], count[0]), inputs)
-    return tree.reshape(trees.shape), slot.reshape(keep.shape)[:, :number]
+    (tree, _, _), (slot, before) = control_flow.scan(put, (tree, roots[0], count[0]), inputs)
+    before = before.reshape(*keep.shape, width)
+    return tree.reshape(trees.shape), slot.reshape(keep.shape)[:, :number], before[:, :number]
 
 
-def _insert_at_once(tree: Array, rows: Array, keep: Array, count: Array, *, capacity: int) -> tuple[Array, Array]:
+def _insert_at_once(
+    tree: Array, rows: Array, keep: Array, count: Array, *, capacity: int
+) -> tuple[Array, Array, Array]:
     counts, offsets = layout(capacity)
     number, words = rows.shape[0], rows.shape[1] - 2
     # Sort skipped rows last, others by descending rank; ties keep the order of arrival.
@@ -218,7 +254,7 @@ def _insert_at_once(tree: Array, rows: Array, keep: Array, count: Array, *, capa
     most = min(number, capacity)
     rows, place = rows[:most], lax.iota(jnp.int32, most)
     room = jnp.int32(capacity) - count
-    low = lowest(tree, capacity, most)[jnp.maximum(place - room, jnp.int32(0))]
+    low = first = lowest(tree, capacity, most)[jnp.maximum(place - room, jnp.int32(0))]
     empty = place < room
     takes = (place < wanted) & (empty | _less(_words(low[:, :words]), _words(rows[:, :words])))
     slot = jnp.where(takes, jnp.where(empty, count + place, low[:, -1].astype(jnp.int32)), jnp.int32(0))
@@ -231,7 +267,12 @@ def _insert_at_once(tree: Array, rows: Array, keep: Array, count: Array, *, capa
         low = _lowest_child(_children(tree, node, offsets[level - 1]))
         tree = tree.at[node + jnp.int32(offsets[level])].set(low, mode="promise_in_bounds")
     slot = jnp.pad(jnp.where(takes, slot, jnp.int32(capacity)), (0, number - most), constant_values=np.int32(capacity))
-    return tree, jnp.zeros((number,), jnp.int32).at[order].set(slot, unique_indices=True)
+    before = jnp.pad(jnp.where(empty[:, None], NONE, first), ((0, number - most), (0, 0)))
+    return (
+        tree,
+        jnp.zeros((number,), jnp.int32).at[order].set(slot, unique_indices=True),
+        jnp.zeros((number, tree.shape[1]), jnp.uint32).at[order].set(before, unique_indices=True),
+    )
 
 
 def _children(tree: Array, node: Array, below: int) -> Array:

@@ -124,31 +124,28 @@ def _typed(store: Any, column: int, array: np.ndarray) -> np.ndarray:
     return array.view(columns[column].dtype)[..., 0] if pairs else array
 
 
-def _write_rows(
-    masked: bool, raises: bool, context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any
-) -> None:
+def _write_rows(masked: bool, context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:
     number = join_id(view(id))
     store = find(number)
     arrays = [_typed(store, i, view(r)) for i, r in enumerate(rows[masked:])]
     keep = view(rows[0]) if masked else None
-    if raises:
-        tickets = store.write(arrays, keep)
-    else:
-        tickets, error = cast(Store, store).try_write(arrays, keep)  # no other sends rows
-        if error is not None:
-            wanted = tickets.size if keep is None else np.count_nonzero(keep)
-            record_failure(number, error, int(wanted - np.count_nonzero(tickets)))
+    tickets, error = store.try_write(arrays, keep)
+    if error is not None:
+        wanted = tickets.size if keep is None else np.count_nonzero(keep)
+        record_failure(number, error, int(wanted - np.count_nonzero(tickets)))
     np.asarray(out)[...] = tickets[..., None].view(np.uint32)
 
 
 def _write_slots(
     context: Any, out: Any, id: Any, token: Any, after: Any, table: Any, state: Any, slots: Any, *rows: Any
 ) -> None:
-    known, table = _tickets(view(state)), _tickets(view(table))
-    store = cast(Store, find(join_id(view(id))))  # no other takes slots
+    known, table, number = _tickets(view(state)), _tickets(view(table)), join_id(view(id))
+    store = cast(Store, find(number))  # no other takes slots
     before = (int(known[0]), table) if table.size == store.lanes * store.length else None
-    arrays = [_typed(store, i, view(r)) for i, r in enumerate(rows)]
-    tickets = store.write(arrays, None, view(slots), before)
+    arrays, wanted = [_typed(store, i, view(r)) for i, r in enumerate(rows)], view(slots)
+    tickets, error = store.try_write(arrays, None, wanted, before)
+    if error is not None:
+        record_failure(number, error, int(np.count_nonzero((wanted >= 0) & (wanted < store.lanes * store.length))))
     kept = tickets[tickets != 0]
     made = kept[:1] if kept.size else known
     np.asarray(out[0])[...] = tickets[..., None].view(np.uint32)
@@ -288,10 +285,8 @@ def _call_elsewhere(function: Callable[..., None], shapes: Any, effect: bool, *o
     return jax.pure_callback(fill, shapes, *operands, vmap_method="broadcast_all")
 
 
-def write(
-    id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Array | None, raises: bool = True
-) -> Array:
-    """Write rows to the store.
+def write(id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Array | None) -> Array:
+    """Write rows to the store. An error of the store is raised by `lifetime.raise_failed`.
 
     Args:
       id: uint32[2], names the store.
@@ -299,14 +294,13 @@ def write(
       after: uint32[1, 2], a piece of the ticket table, orders this after the writes before it.
       rows: One array a column, `[N, E, item]`.
       keep: bool[N, E], or None for all.
-      raises: Raise if the store fails. False: `lifetime.raise_failed` does, and rows that are not stored get 0.
     Returns:
-      Tickets uint32[N, E, 2], 0 where `keep` is False.
+      Tickets uint32[N, E, 2], 0 where `keep` is False, and of rows that are not stored.
     """
     shape = jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32)
     rows = [lax.stop_gradient(r) for r in rows]
     operands = rows if keep is None else [keep, *rows]
-    write = _bind(_write_rows, keep is not None, raises)
+    write = _bind(_write_rows, keep is not None)
     return call(write, shape, guard(id, token, after, *operands), effect=True)
 
 
@@ -320,7 +314,7 @@ def write_slots(
         host with every write, so that it does not.
       state: uint32[1, 2], what this gave when the state was made, 0 at first.
     Returns:
-      Tickets uint32[N, E, 2], 0 where a slot is out of range; and the new `state`.
+      Tickets uint32[N, E, 2], 0 where a slot is out of range, and all 0 if the store failed; and the new `state`.
     """
     shapes = (jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32), jax.ShapeDtypeStruct((1, 2), jnp.uint32))
     rows = [lax.stop_gradient(r) for r in rows]

@@ -6,7 +6,7 @@ NaN and infinity are not priorities.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,14 +49,13 @@ def extend(
     transforms = state.transforms
     if transforms is not None:
         leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
-    counts = {} if refused is None else {"refused_rows": jnp.sum(refused, dtype=jnp.uint32)}
-    lost = None
-    if buffer.storage.sends and geometry.streams:
-        leaves, mask, gone = jax.named_scope("send")(_send)(buffer, state, leaves, mask)
-        lost = jnp.any(gone, axis=0)
-        counts["refused_rows"] = jnp.sum(gone, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
-        nothing = jnp.any(lost) & ~jnp.any(mask)
-        transforms = jax.tree.map(lambda new, old: jnp.where(nothing, old, new), transforms, state.transforms)
+    sent = jax.named_scope("send")(_send)(buffer, state, leaves, mask)
+    leaves, mask, failed = sent.leaves, sent.mask, sent.failed
+    if failed is not None:
+        transforms = jax.tree.map(lambda old, new: jnp.where(failed, old, new), state.transforms, transforms)
+    counts = dict(sent.counts)
+    if refused is not None:
+        counts["refused_rows"] = jnp.sum(refused, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
     if priority is not None:
         priority, counts["refused_nonfinite"] = _finite(priority, mask)
     stamp = _state.stamp_of(buffer, leaves, shape)
@@ -64,8 +63,7 @@ def extend(
     # If there are more rows than a lane holds, only the newest are written.
     skipped = max(shape[0] - geometry.length, 0) if mask is None and geometry.streams else 0
     kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
-    slot, ring, scatter, not_placed = jax.named_scope("place")(_place)(buffer, state, leaves, shape[0], mask, skipped)
-    counts |= {} if not_placed is None else {"refused_rows": not_placed}
+    slot, ring, scatter = jax.named_scope("place")(_place)(buffer, state, shape[0] - skipped, skipped, sent)
     keep = None if mask is None and geometry.streams else slot < jnp.int32(geometry.capacity)
     if state.anchors is None:
         anchors, all_kept = None, jnp.ones(slot.shape, bool) if keep is None else keep
@@ -88,8 +86,8 @@ def extend(
         transforms=transforms,
     )
     # No window spans the gap that refused or lost rows leave.
-    if lost is not None and after.anchors is not None:
-        after = _cut_lost(buffer, after, lost)
+    if sent.lost is not None and after.anchors is not None:
+        after = _cut_lost(buffer, after, sent.lost)
     return (after, slot if slots else None) if refused is None else cut.core(buffer, after, refused > jnp.int32(0))
 
 
@@ -102,15 +100,14 @@ def _finite(priority: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax
 
 
 def _place(
-    buffer: BufferConfig, state: BufferState, leaves: dict[str, jax.Array], num: int, mask: Any, skipped: int
-) -> tuple[jax.Array, Ring, _scatter.Scatter | None, jax.Array | None]:
-    """Return the slots int32[N - skipped, E] of rows, the rings and scattered rows after, and how many found no slot."""
-    if state.scatter is None:
-        place = _state.streaming(buffer).place(state.ring, buffer.geometry, num - skipped, mask, skipped)
-        return place.slot, place.ring, None, None
+    buffer: BufferConfig, state: BufferState, num: int, skipped: int, sent: Sent
+) -> tuple[jax.Array, Ring, _scatter.Scatter | None]:
+    """Return the slots int32[num, E] of rows, and the rings and scattered rows after."""
+    if state.scatter is None or sent.choice is None:
+        place = _state.streaming(buffer).place(state.ring, buffer.geometry, num, sent.mask, skipped)
+        return place.slot, place.ring, None
     writer = _state.scattering(buffer)
-    placed = _scatter.place(writer, buffer.geometry, state.scatter, state.ring, leaves, mask, state.token)
-    return placed.slot, placed.ring, placed.scatter, placed.refused
+    return _scatter.place(writer, buffer.geometry, state.scatter, state.ring, sent.choice, sent.failed, state.token)
 
 
 def _follow(
@@ -130,26 +127,37 @@ def _follow(
     return jax.named_scope("anchors")(_anchors.extend)(anchors, buffer.view, geometry, state.ring, rows, state.token)
 
 
-def _send(
-    buffer: BufferConfig, state: BufferState, leaves: dict[str, jax.Array], mask: jax.Array | None
-) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
-    """Let the storage store rows `[N, E, ...]` first, since that can fail.
+class Sent(NamedTuple):
+    """Rows `[N, E, ...]` that a storage stored first, since that can fail. Of those that failed nothing else is written."""
 
-    Returns:
-      The leaves that `Storage.write` takes; bool[N, E], the rows to write; and bool[N, E], the rows that were lost. If there
-      are any, the write continues as if only the rows that were stored had been given.
-    """
-    geometry = buffer.geometry
+    leaves: dict[str, jax.Array]  # that `Storage.write` takes
+    mask: jax.Array | None  # bool[N, E], the rows to write; None: all
+    choice: _scatter.Choice | None  # of a Scattering writer
+    lost: jax.Array | None  # bool[E], which lanes lost rows
+    failed: jax.Array | None  # bool[], whether there were rows, and none was stored
+    counts: dict[str, jax.Array]
+
+
+def _send(buffer: BufferConfig, state: BufferState, leaves: dict[str, jax.Array], mask: jax.Array | None) -> Sent:
+    """Let the writer choose slots, if it chooses any, and the storage store the rows, if that can fail."""
+    geometry, choice, counts = buffer.geometry, None, {}
     num = next(iter(leaves.values())).shape[0]
-    kept = jnp.ones((num, geometry.lanes), bool) if mask is None else mask
-    keep = None
-    if mask is not None or num > geometry.length:
-        writer: Any = buffer.writer
-        keep = writer.place(state.ring, geometry, num, kept, 0).slot < jnp.int32(geometry.capacity)
-    storage: Any = buffer.storage
-    leaves, stored = storage.send(state.rows, leaves, keep, state.token)
-    lost = ~stored if keep is None else keep & ~stored
-    return leaves, jnp.where(jnp.any(lost), stored, kept), lost
+    slot = keep = None
+    if state.scatter is not None:
+        choice = _scatter.choose(_state.scattering(buffer), geometry, state.scatter, state.ring, leaves, mask)
+        slot, counts["refused_rows"] = choice.slot, choice.refused
+    if not buffer.storage.sends:
+        return Sent(leaves, mask, choice, None, None, counts)
+    wanted = jnp.ones((num, geometry.lanes), bool) if mask is None else mask
+    if slot is None and (mask is not None or num > geometry.length):
+        slot = _state.streaming(buffer).place(state.ring, geometry, num, wanted, 0).slot
+    if slot is not None:
+        keep = slot < jnp.int32(geometry.capacity)
+    leaves, stored = buffer.storage.send(state.rows, leaves, keep, None if choice is None else slot, state.token)
+    gone = ~stored if keep is None else keep & ~stored
+    mask, lost = jnp.where(jnp.any(gone), stored, wanted), jnp.any(gone, axis=0)
+    counts["refused_rows"] = jnp.sum(gone, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
+    return Sent(leaves, mask, choice, lost, jnp.any(lost) & ~jnp.any(mask), counts)
 
 
 def _admitted(

@@ -167,10 +167,10 @@ def move_rows(call: str, reader: Buffer, target: Buffer, moves: Sequence[tuple[B
                 more = {TICKET: _move_ragged(reader, target, state, rows, old, keep)}
             flags = None if state.anchors is None else state.anchors.flags
             rows, wrong = _copy_rows(reader, target, rows, state.rows, old, new, keep, more, flags)
-            if int(wrong):
-                raise checkpoint.SchemaError(
-                    f"{call}: {int(wrong)} rows do not fit in {target.storage!r}, or had expired."
-                )
+            wrong = int(wrong)
+            jax.tree.leaves(rows)  # raises if the storage could not write
+            if wrong:
+                raise checkpoint.SchemaError(f"{call}: {wrong} rows do not fit in {target.storage!r}, or had expired.")
     return rows
 
 
@@ -196,7 +196,10 @@ def _copy_rows(
     if ok is not None:
         wrong = jnp.sum(keep & ~jnp.broadcast_to(ok, (old.size,)).reshape(old.shape), dtype=jnp.uint32)
     token = jnp.zeros((), jnp.int32)
-    rows, no_room = target.storage.write(rows, new, leaves | more, keep, token)
+    leaves |= more
+    if target.storage.sends:
+        leaves, _ = target.storage.send(rows, leaves, keep, None if target.geometry.streams else new, token)
+    rows, no_room = target.storage.write(rows, new, leaves, keep, token)
     if flags is not None and target.storage.in_files:
         cut = keep & has(flags.at[old].get(mode="fill", fill_value=0), CUT)
         rows = target.storage.cut(rows, jnp.where(cut, new, jnp.int32(target.capacity)).reshape(-1), token)

@@ -285,8 +285,8 @@ class HostObject(Protocol):
 class RowStore(HostObject, Protocol):
     """A store of rows: `Store` (arrays) or `Records` (ragged)."""
 
-    def write(self, rows: Sequence[Array], keep: Array | None) -> Array:
-        """Store `[N, E, ...]` a column; return tickets uint64[N, E], 0 where `keep` is False."""
+    def try_write(self, rows: Sequence[Array], keep: Array | None) -> tuple[Array, Exception | None]:
+        """Store `[N, E, ...]` a column; return tickets uint64[N, E], 0 where `keep` is False and where not stored, and why."""
 
     def read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
         """Fill the `out` of each (column, tickets, out); return bool[M]: the row was there, or its ticket is 0."""

@@ -34,12 +34,12 @@ class Scatter:
     own: Any  # state of the writer
 
 
-class Placed(NamedTuple):
-    """Hold the result of one placement."""
+class Choice(NamedTuple):
+    """Where rows go; the last of several for one slot is written."""
 
     slot: Array  # int32[N, E]; out of range and all different where nothing is written
-    ring: Ring  # after the write
-    scatter: Scatter
+    filled: Array  # int32[], empty slots that get a row
+    own: Any  # state of the writer
     refused: Array  # uint32[], rows that would leave an empty slot before them
 
 
@@ -62,24 +62,18 @@ def size(ring: Ring) -> Array:
     return jnp.sum(ring.size, dtype=jnp.int32)
 
 
-def place(
-    writer: Scattering,
-    geometry: Geometry,
-    scatter: Scatter,
-    ring: Ring,
-    leaves: Leaves,
-    mask: Array | None,
-    token: Array,
-) -> Placed:
-    """Return slots for rows, leaves `[N, E, ...]`. The last of several rows for one slot is written."""
+def choose(
+    writer: Scattering, geometry: Geometry, scatter: Scatter, ring: Ring, leaves: Leaves, mask: Array | None
+) -> Choice:
+    """Choose slots for rows, leaves `[N, E, ...]`."""
     shape = next(iter(leaves.values())).shape[:2]
     keep = jnp.ones(shape, bool) if mask is None else mask
     before, capacity = size(ring), jnp.int32(geometry.capacity)
     chosen: Any = writer.choose(scatter.own, geometry, before, leaves, keep)
     if not isinstance(chosen, tuple) or len(chosen) != 2:
         raise TypeError(f"{type(writer).__name__}.choose returned a {type(chosen).__name__}; expected slot, own.")
-    chosen_slot, writer_state = chosen
-    _check_choice(writer, chosen_slot, shape, scatter.own, writer_state)
+    chosen_slot, own = chosen
+    _check_choice(writer, chosen_slot, shape)
     inside = keep & (chosen_slot >= jnp.int32(0)) & (chosen_slot < capacity)
     wanted = jnp.where(inside, chosen_slot, capacity).reshape(-1)
     last = functools.partial(keep_last, below=geometry.capacity + 1)
@@ -100,15 +94,33 @@ def place(
     taken = final & (wanted < before + filled)
     nowhere = capacity + order
     slot = jnp.where(taken, wanted, nowhere)
+    return Choice(slot.reshape(shape), filled, own, jnp.sum(final & ~taken, dtype=jnp.uint32))
+
+
+def place(
+    writer: Scattering,
+    geometry: Geometry,
+    scatter: Scatter,
+    ring: Ring,
+    choice: Choice,
+    failed: Array | None,
+    token: Array,
+) -> tuple[Array, Ring, Scatter]:
+    """Return slots int32[N, E], rings and state after a write of rows; as before it if `failed` bool[]: no row was stored."""
+    slot, filled = choice.slot.reshape(-1), choice.filled
+    if failed is not None:
+        nowhere = jnp.int32(geometry.capacity) + jnp.arange(slot.shape[0], dtype=jnp.int32)
+        slot, filled = jnp.where(failed, nowhere, slot), jnp.where(failed, jnp.int32(0), filled)
+    taken = slot < jnp.int32(geometry.capacity)
+    own = writer.settle(geometry, scatter.own, choice.own, None)
+    _check_state(writer, scatter.own, own)
+    if failed is not None:
+        own = writer.settle(geometry, scatter.own, choice.own, failed)
     low = next_lap(scatter.newest[0], jnp.cumsum(taken, dtype=jnp.uint32))  # never 0
     high = scatter.newest[1] + (low < scatter.newest[0]).astype(jnp.uint32)
     number = scatter.number.at[slot + token].set(jnp.stack([low, high], axis=-1), mode="drop", unique_indices=True)
-    return Placed(
-        slot=slot.reshape(shape),
-        ring=_filled_ring(ring, geometry, before + filled),
-        scatter=Scatter(number, jnp.stack([low[-1], high[-1]]), writer_state),
-        refused=jnp.sum(final & ~taken, dtype=jnp.uint32),
-    )
+    after = Scatter(number, jnp.stack([low[-1], high[-1]]), own)
+    return slot.reshape(choice.slot.shape), _filled_ring(ring, geometry, size(ring) + filled), after
 
 
 def _count_filled(named: Array, before: Array, capacity: Array) -> Array:
@@ -118,11 +130,15 @@ def _count_filled(named: Array, before: Array, capacity: Array) -> Array:
     return jnp.sum(jnp.cumprod((fresh == before + order) & (fresh < capacity), dtype=jnp.int32), dtype=jnp.int32)
 
 
-def _check_choice(writer: Scattering, slot: Any, shape: tuple[int, ...], before: Any, after: Any) -> None:
-    """Raise unless `choose` returned slots int32 of this shape, and a state like the one before."""
+def _check_choice(writer: Scattering, slot: Any, shape: tuple[int, ...]) -> None:
+    """Raise unless `choose` returned slots int32 of this shape."""
     if getattr(slot, "shape", None) != shape or getattr(slot, "dtype", None) != jnp.int32:
         came = f"{slot.dtype}{list(slot.shape)}" if hasattr(slot, "dtype") else type(slot).__name__
         raise TypeError(f"Buffer.extend: {writer!r}.choose returned slots {came}; expected int32{list(shape)}.")
+
+
+def _check_state(writer: Scattering, before: Any, after: Any) -> None:
+    """Raise unless the writer's state is like the one before."""
 
     def spec(tree: Any) -> Any:
         return jax.tree.structure(tree), [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]

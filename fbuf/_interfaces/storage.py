@@ -33,7 +33,7 @@ class Storage(abc.ABC):
     grows: bool = False  # whether its space can run out, so that old rows are evicted, and be enlarged by `grow`
     ragged: bool = False  # whether rows hold more than arrays: text, objects, leaves of any shape
     read_only: bool = False  # whether rows exist from the start and never change; so says the writer, then
-    sends: bool = False  # whether `send` stores the rows of a stream, which may fail, before the state changes
+    sends: bool = False  # whether `send` stores the rows, which may fail, before the state changes
 
     @property
     def row_by_row(self) -> bool:
@@ -159,11 +159,13 @@ class Storage(abc.ABC):
     # Of a storage that `sends`.
 
     def send(
-        self, rows: Any, leaves: Leaves, keep: jax.Array | None, token: jax.Array
+        self, rows: Any, leaves: Leaves, keep: jax.Array | None, slot: jax.Array | None, token: jax.Array
     ) -> tuple[dict[str, jax.Array], jax.Array]:
-        """Store leaves `[N, E, ...]` where `keep`; return leaves that `write` takes, and bool[N, E], the rows that are stored.
+        """Store leaves `[N, E, ...]` where `keep`, None: all; return leaves that `write` takes, and bool[N, E], the rows that
+        are stored.
 
-        An error is kept for the next call that takes the state (`fbuf._bridge.lifetime.raise_failed`).
+        `slot` int32[N, E] where a writer replaces any row: all rows are stored, or none. An error is kept for the next call
+        that takes the state (`fbuf._bridge.lifetime.raise_failed`).
         """
         raise NotImplementedError(_missing(self, "send"))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf._core.pytree import Spec
@@ -54,7 +55,7 @@ class Streaming(Writer):
 
 
 class Scattering(Writer):
-    """A writer that chooses a slot for every row. `own` is its state, a pytree of arrays.
+    """A writer that chooses a slot for every row. Its state is a pytree of arrays.
 
     Rows arrive step by step, and lane by lane within a step. Any row may take any slot in [0, C), whatever its lane.
     """
@@ -67,14 +68,21 @@ class Scattering(Writer):
 
     @abc.abstractmethod
     def choose(
-        self, state: Any, geometry: Geometry, exists: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
+        self, state: Any, geometry: Geometry, count: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Choose slots int32[N, E] for rows with leaves `[N, E, ...]`, those where `keep`; return them and the state.
 
         A row replaces the one in its slot; the last of several wins. Out-of-range slots are not stored. Slots 0 to
-        `exists` int32[] - 1 hold rows, and the others fill in order: a row that would leave an empty slot before it is
+        `count` int32[] - 1 hold rows, and the others fill in order: a row that would leave an empty slot before it is
         refused and counted.
         """
+
+    def settle(self, geometry: Geometry, before: Any, after: Any, failed: jax.Array | None) -> Any:
+        """Return the state once the rows are written: that of `choose`, or if `failed` bool[] that before it.
+
+        None: the storage cannot fail. Where it can, this copies the state; override it for one with an array of C rows.
+        """
+        return after if failed is None else jax.tree.map(lambda old, new: jnp.where(failed, old, new), before, after)
 
     def clear(self, state: Any, geometry: Geometry, spec: Spec) -> Any:
         """Return the state without rows."""

@@ -18,7 +18,6 @@ from fbuf._core.component import allow, component
 from fbuf._core.pytree import Spec, item_bytes, name_of
 from fbuf._host.codecs import BitPack, Codec, Raw, Zstd
 from fbuf._host.columns.spec import Column
-from fbuf.storages._host_rows import send
 from fbuf.storages._host_storage import HostStorage
 
 __all__ = ["BitPack", "Codec", "Raw", "Zstd"]
@@ -73,9 +72,6 @@ class Compressed(HostStorage):
     stacks: bool = True
     path: str | None = None
     sync: float | None = None
-
-    sends = True
-    send = staticmethod(send)
 
     def __post_init__(self) -> None:
         self._check()

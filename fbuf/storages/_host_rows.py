@@ -269,25 +269,24 @@ def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> 
     return int(last["nbytes"] - last["payload_bytes"] + number / column.codec.chunk * a_chunk)
 
 
-def send(rows: SideRows, leaves: Leaves, keep: Array | None, token: Array) -> tuple[dict[str, Array], Array]:
+def send(
+    rows: SideRows, leaves: Leaves, keep: Array | None, slot: Array | None, token: Array
+) -> tuple[dict[str, Array], Array]:
     """Write host leaves to the store; return all leaves with their tickets, and bool[N, E], which rows are stored."""
-    side = [leaves[n] for n in rows.layout.columns]
-    tickets = callbacks.write(rows.id, token, last_write(rows), side, keep, raises=False)
-    return {**leaves, TICKET: tickets}, jnp.any(tickets != jnp.uint32(0), axis=-1)
+    side = [leaves[n] for n in rows.layout.columns if n != TICKET]
+    if slot is None:
+        made = {TICKET: callbacks.write(rows.id, token, last_write(rows), side, keep)}
+    else:  # slots of dropped rows are out of range
+        tickets, last = callbacks.write_slots(rows.id, token, last_write(rows), rows.ticket, rows.last, side, slot)
+        made = {TICKET: tickets, _LAST: last}
+    return {**leaves, **made}, jnp.any(made[TICKET] != jnp.uint32(0), axis=-1)
 
 
 def write(rows: SideRows, slot: Array, leaves: Leaves, keep: Array | None, token: Array) -> tuple[SideRows, None]:
-    """Write host leaves to the store, unless `send` did, and their tickets and the other leaves to the device."""
-    columns = rows.layout.columns
-    side, last = [leaves[n] for n in columns], None
-    if TICKET in leaves:
-        tickets = leaves[TICKET]
-    elif rows.layout.streams:
-        tickets = callbacks.write(rows.id, token, last_write(rows), side, keep)
-    else:  # slots of dropped rows are out of range
-        tickets, last = callbacks.write_slots(rows.id, token, last_write(rows), rows.ticket, rows.last, side, slot)
+    """Write the tickets of rows that `send` stored, and their other leaves to the device."""
     device = {n: write_rows(a, slot, leaves[n], token) for n, a in rows.device.items()}
-    return rows.replace(write_rows(rows.ticket, slot, tickets, token), device, last), None
+    ticket = write_rows(rows.ticket, slot, leaves[TICKET], token)
+    return rows.replace(ticket, device, leaves.get(_LAST)), None
 
 
 def last_write(rows: SideRows) -> Array:
@@ -350,6 +349,9 @@ def to_arrays(rows: SideRows) -> dict[str, Any]:
     arrays |= {f"store:{n}": a for n, a in store_of(rows).to_arrays().items()}
     return arrays
 
+
+_LAST = "_last"
+"""Beside the tickets of a `send` to slots: `SideRows.last` after it."""
 
 COPIES = 2
 """Copies of prefetched rows in the store: the next to be collected, and the last."""
@@ -446,6 +448,8 @@ class HostRows(Storage):
             raise TypeError(f"{name}: another storage made this state. Use the buffer that made it.")
         return rows.layout.spec, rows.layout.structure
 
+    sends = True
+    send = staticmethod(send)
     write = staticmethod(write)
     update = staticmethod(update)
     cut = staticmethod(cut)

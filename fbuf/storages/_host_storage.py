@@ -280,9 +280,6 @@ class Host(HostStorage):
     slack: int | None = None
     on_expired: Literal["raise", "mask"] = "raise"
 
-    sends = True
-    send = staticmethod(_host_rows.send)
-
     def __post_init__(self) -> None:
         self._check()
 
@@ -326,9 +323,6 @@ class Memmap(HostStorage):
     slack: int | None = None
     on_expired: Literal["raise", "mask"] = "raise"
     sync: float | None = None
-
-    sends = True
-    send = staticmethod(_host_rows.send)
 
     def __post_init__(self) -> None:
         self._check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ class TopKState:
     arrived: jax.Array  # uint32[2], rows that arrived, kept or not, high word first
     lowest: jax.Array  # [], of the ranks' dtype: the lowest held in a full buffer, else the least of the dtype
     nan_ranks: jax.Array  # uint32[], NaN ranks; wraps
+    done: top_k_tree.Inserted | None = None  # between `choose` and `settle`: what the first changed
 
     def ranges(self, geometry: Geometry) -> Ranges:
         slot = np.asarray(self.tree)[:, -1]
@@ -97,7 +99,8 @@ class TopK(Scattering):
         there = keep.reshape(-1)
         before = Wide(own.arrived[0], own.arrived[1])
         arrival = uint64.add(before, Wide(jnp.zeros((number,), jnp.uint32), jnp.arange(number, dtype=jnp.uint32)))
-        tree, slot = top_k_tree.insert(own.tree, geometry.capacity, top_k_tree.encode(rank), arrival, there, held)
+        done = top_k_tree.insert(own.tree, geometry.capacity, top_k_tree.encode(rank), arrival, there, held)
+        tree, slot = done.tree, done.slot
         nan = jnp.isnan(rank) if jnp.issubdtype(rank.dtype, jnp.floating) else jnp.zeros((number,), bool)
         full = jnp.sum(slot < jnp.int32(geometry.capacity), dtype=jnp.int32) + held >= jnp.int32(geometry.capacity)
         least = jnp.asarray(_least(rank.dtype), rank.dtype)
@@ -108,6 +111,16 @@ class TopK(Scattering):
             arrived=jnp.stack(after),
             lowest=jnp.where(full, lowest, least),
             nan_ranks=own.nan_ranks + jnp.sum(nan & there, dtype=jnp.uint32),
+            done=done,
+        )
+
+    def settle(self, geometry: Geometry, before: TopKState, after: TopKState, failed: jax.Array | None) -> TopKState:
+        done, after = after.done, dataclasses.replace(after, done=None)
+        if failed is None or done is None:
+            return after
+        tree = top_k_tree.undo(done, geometry.capacity, failed)
+        return super().settle(
+            geometry, dataclasses.replace(before, tree=tree), dataclasses.replace(after, tree=tree), failed
         )
 
     def stats(self, own: TopKState) -> dict[str, jax.Array]:

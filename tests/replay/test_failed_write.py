@@ -15,7 +15,6 @@ from fbuf._bridge import lifetime
 from fbuf._host.priorities import Priorities
 from fbuf._host.ragged.store import Records
 from fbuf._host.store.reads import TicketReads
-from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted, records_errors
 from tests.support.failing_writes import PLAIN, check, failing, held, plain_buffer, plain_rows, wait
 from tests.support.processes import run_python
@@ -254,20 +253,134 @@ def test_a_prefetched_batch_that_one_write_overtakes_says_to_write_less(tmp_path
             assert replay.sample().mask.all()
 
 
-UNSTORED = {
-    "any slot": ({"storage": fbuf.storages.Host(), "writer": fbuf.writers.TopK("t")}, Store, "_write"),
-    "priorities": ({"sampler": fbuf.samplers.Prioritized(on="host")}, Priorities, "write"),
-    "ragged": ({"storage": fbuf.storages.Ragged(maximum={"obs": (64,)})}, Records, "put"),
-}
+WRITERS = {"top-k": fbuf.writers.TopK("rank"), "reservoir": fbuf.writers.Reservoir(seed=3)}
+IN_MEMORY = {"host": fbuf.storages.Host(), "compressed": fbuf.storages.Compressed(keys=("obs",))}
+
+
+@pytest.mark.parametrize(("writer", "storage"), [("top-k", "host"), ("reservoir", "compressed")])
+@pytest.mark.parametrize("sampler", [fbuf.samplers.Uniform(), fbuf.samplers.Prioritized()])
+def test_a_failed_write_to_chosen_slots_changes_nothing(writer, storage, sampler):
+    """All that follows is that of a buffer to which these rows were never given."""
+    rng = np.random.default_rng(0)
+    transform = fbuf.transforms.Normalize("rank")
+    parts = {"writer": WRITERS[writer], "sampler": sampler, "on_read": transform, "lanes": 2}
+    buffer = fbuf.Buffer(12, storage=IN_MEMORY[storage], **parts)
+    reference = fbuf.Buffer(12, **parts)
+    step, other_step = jax.jit(buffer.extend, donate_argnums=0), jax.jit(reference.extend)
+    example = {**PLAIN, "rank": np.float32(0)}
+    state, other = buffer.init(example), reference.init(example)
+    first = lost = 0
+    for turn in range(24):
+        count = int(rng.choice([1, 3, 9]))
+        rows = {name: x.reshape(count, 2, *x.shape[1:]) for name, x in plain_rows(first, 2 * count).items()}
+        rows["rank"] = rng.normal(size=(count, 2)).astype(np.float32)
+        mask, first = rng.random((count, 2)) < 0.9, first + 2 * count
+        if turn % 3 == 1:
+            with failing():
+                state = wait(step(state, rows, mask=mask))
+            with pytest.raises(OSError, match=r"rows were (not )?written") as caught:
+                buffer.size(state)
+            found = re.search(r"(\d+) rows were not", str(caught.value))
+            del caught
+            if found is None:  # none was chosen
+                other = other_step(other, rows, mask=mask)
+            else:
+                lost += int(found[1])
+        else:
+            state, other = step(state, rows, mask=mask), other_step(other, rows, mask=mask)
+        for part in ("ring", "scatter", "sampler", "transforms"):
+            jax.tree.map(np.testing.assert_array_equal, getattr(state, part), getattr(other, part))
+        jax.tree.map(np.testing.assert_array_equal, buffer.rows(state), reference.rows(other))
+    assert int(buffer.stats(state)["refused_rows"]) == lost > 10
+
+
+@pytest.mark.parametrize("storage", IN_MEMORY)
+def test_rows_that_were_collected_are_kept_until_they_are_stored(storage, tmp_path):
+    """Whoever repeats the calls that raised has every row once, in order; others read what is stored."""
+    replay = fbuf.Replay(fbuf.Buffer(1000, storage=IN_MEMORY[storage]), PLAIN)
+    length = replay._engine.block.length
+    kept = f"{length} rows were not written: they are kept, and written before the next rows"
+    added = raised = 0
+
+    def add(times):
+        nonlocal added, raised
+        for _ in range(times):
+            try:
+                replay.add(jax.tree.map(lambda x: x[0], plain_rows(added, 1)))
+                added += 1
+            except OSError as error:
+                assert kept in str(error)
+                raised += 1
+
+    add(length + 3)
+    assert len(replay) == length + 3
+    with failing():
+        add(2 * length)
+        assert (added, raised) == (3 * length - 1, 4)  # the second block failed, the third is full but for a row
+        for _ in range(2):
+            assert len(replay) == length == len(held(replay.buffer, replay.state))
+            assert (replay.sample(100).data["t"] < length).all()
+        replay.save(str(tmp_path))
+        raises(OSError, kept, replay.extend, plain_rows(added, 2))
+    if storage == "host":
+        replay.extend(plain_rows(added, 2))
+        added += 2
+    add(5)
+    assert held(replay.buffer, replay.state) == list(range(added)) and len(replay) == added
+    assert len(fbuf.Replay.load(str(tmp_path))) == length
+
+
+def test_another_state_or_clear_drops_collected_rows_that_were_not_stored():
+    replay = fbuf.Replay(fbuf.Buffer(1000, storage=fbuf.storages.Host()), PLAIN)
+    replay.extend(plain_rows(0, 5))
+    for end in ("state", "clear"):
+        replay.add(jax.tree.map(lambda x: x[0], plain_rows(5, 1)))
+        with failing():
+            raises(OSError, "1 rows were not written: they are kept", replay.sample, 4)
+            state = replay.state
+        if end == "state":
+            replay.state = state
+            assert held(replay.buffer, replay.state) == list(range(5))
+        else:
+            with failing():
+                replay.clear()
+            assert len(replay) == 0
+            assert held(replay.buffer, replay.state) == []
+
+
+def test_a_load_whose_rows_cannot_be_stored_raises(tmp_path):
+    buffer = fbuf.Buffer(40, storage=fbuf.storages.Host())
+    fbuf.save(str(tmp_path), buffer, buffer.extend(buffer.init(PLAIN), plain_rows(0, 20)))
+    with failing():
+        raises(OSError, "20 rows were not written", fbuf.load, str(tmp_path), resize=80)
+    assert held(*fbuf.load(str(tmp_path), resize=80)) == list(range(20))
+
+
+def test_a_failed_write_of_ragged_rows_in_a_step_changes_nothing(monkeypatch):
+    buffer = fbuf.Buffer(100, storage=fbuf.storages.Ragged(maximum={"obs": (64,)}))
+    step = jax.jit(buffer.extend, donate_argnums=0)
+    state = step(buffer.init(PLAIN), plain_rows(0, 20))
+
+    def fail(*_):
+        raise MemoryError("Unable to allocate")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Records, "put", fail)
+        state = wait(step(state, plain_rows(20, 5)))
+        raises(OSError, LOST, step, state, plain_rows(20, 5))
+        assert held(buffer, state) == list(range(20))
+        replay = fbuf.Replay(buffer, PLAIN)
+        raises(MemoryError, "^Unable to allocate$", replay.extend, plain_rows(20, 5))  # nothing is donated before
+    assert held(buffer, step(state, plain_rows(20, 5))) == list(range(25))
+    replay.extend(plain_rows(20, 5))
+    assert held(buffer, replay.state) == list(range(20, 25))
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("case", UNSTORED)
 @pytest.mark.parametrize("through", ["replay", "step"])
-def test_a_write_in_memory_that_raises_in_a_step_says_how_to_recover(case, through, tmp_path, monkeypatch):
-    parts, kind, method = UNSTORED[case]
-    parts = {"storage": fbuf.storages.Memmap(str(tmp_path / "store")), **parts}
-    buffer = fbuf.Buffer(100, **parts)
+def test_priorities_without_any_memory_say_how_to_recover(through, tmp_path, monkeypatch):
+    storage = fbuf.storages.Memmap(str(tmp_path / "store"))
+    buffer = fbuf.Buffer(100, storage=storage, sampler=fbuf.samplers.Prioritized(on="host"))
     replay = fbuf.Replay(buffer, PLAIN)
     replay.extend(plain_rows(0, 20))
     replay.save(str(tmp_path / "saved"))
@@ -277,24 +390,16 @@ def test_a_write_in_memory_that_raises_in_a_step_says_how_to_recover(case, throu
         raise MemoryError("Unable to allocate")
 
     with monkeypatch.context() as broken:
-        broken.setattr(kind, method, fail)
+        broken.setattr(Priorities, "write", fail)
         if through == "replay":
             raises(MemoryError, "^Unable to allocate$", replay.extend, plain_rows(20, 5))
         else:
             step = jax.jit(buffer.extend, donate_argnums=0)
             raises_late("Unable to allocate", step, replay.state, plain_rows(20, 5))
-    if case == "ragged" and through == "replay":  # its values are stored before the state is donated
-        replay.extend(plain_rows(20, 5))
-        assert held(buffer, replay.state) == list(range(25))
-        return
     raises(RuntimeError, "after a step that failed `del replay`, and use Replay.load", replay.sample, 4)
     del replay
-    if buffer.storage.in_files:
-        replay = fbuf.Replay(buffer, PLAIN, resume=True)
-        assert held(buffer, replay.state)[:20] == list(range(20))
-    else:
-        replay = fbuf.Replay.load(str(tmp_path / "saved"))
-        assert sorted(held(buffer, replay.state)) == list(range(20))
+    replay = fbuf.Replay(buffer, PLAIN, resume=True)
+    assert held(buffer, replay.state)[:20] == list(range(20))
 
 
 @pytest.mark.more

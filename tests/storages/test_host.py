@@ -223,7 +223,7 @@ def test_outputs_are_always_filled_and_inputs_never_written() -> None:
 
     fresh = np.asarray(rows_of(6, 2)["obs"])[:, None].copy()
     out = np.full((2, 1, 2), 171, np.uint32)
-    callbacks._write_rows(True, True, None, out, id, token, after, np.array([[False], [True]]), fresh)
+    callbacks._write_rows(True, None, out, id, token, after, np.array([[False], [True]]), fresh)
     np.testing.assert_array_equal(out[:, 0], [[0, 0], [7, 0]])
     assert not fresh.flags.writeable  # the view that user codecs and the store get
     out = np.full((5, 2), 171, np.uint32)

@@ -110,6 +110,7 @@ def check_ways(capacity, number):
     every_way = top_k_tree._insert_one_by_one, top_k_tree._insert_at_once
     ways = {way: [top_k_tree.init(capacity, 1), 0] for way in every_way}
     lowest = jax.jit(top_k_tree.lowest, static_argnums=(1, 2))
+    undo = jax.jit(top_k_tree.undo, static_argnums=1)
     rng, came, every = np.random.default_rng(0), 0, []
     for turn in range(30):
         rank, keep = rng.integers(0, 40 + turn, number), rng.random(number) < 0.8
@@ -119,7 +120,12 @@ def check_ways(capacity, number):
         every += [tuple(row) for row in rows[keep].tolist()]
         kept = sorted(every)[-capacity:]
         for way, (tree, held) in ways.items():
-            tree, slots = by(way, tree, jnp.asarray(rows), jnp.asarray(keep), jnp.int32(held))
+            before = tree
+            done = top_k_tree.Inserted(*by(way, tree, jnp.asarray(rows), jnp.asarray(keep), jnp.int32(held)))
+            for wanted, same in ((True, before), (False, done.tree)):
+                nodes = np.asarray(undo(done, capacity, wanted))
+                np.testing.assert_array_equal(nodes[:-7], np.asarray(same)[:-7])  # the root's padding is for any use
+            tree, slots = done.tree, done.slot
             held, slots = min(capacity, held + int((np.asarray(slots) < capacity).sum())), np.asarray(slots)
             leaves = np.asarray(tree)[:capacity]
             assert sorted(tuple(row[:3]) for row in leaves[:held].tolist()) == kept

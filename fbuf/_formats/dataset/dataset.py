@@ -88,7 +88,7 @@ class DataSetStore(TicketReads):
     def _check_open(self) -> None:
         self._open_columns()
 
-    def write(self, *_: Any) -> NoReturn:
+    def try_write(self, *_: Any) -> NoReturn:
         """Raise TypeError: rows do not change."""
         raise TypeError("fbuf.datasets: a data set is read-only.")
 

@@ -21,7 +21,18 @@ from fbuf._host.memory.lazy_array import Sources, expect, lazily
 from fbuf._host.ragged import values
 from fbuf._host.ragged.column import INDEX, OBJECT, STRING, RaggedColumn, RaggedLeaf, Staged, stage
 from fbuf._host.ragged.values import MISSING
-from fbuf._host.types import Array, Batch, RowStore, StoreClosed, StoreCorrupted, Tickets, flat, ranges, records_errors
+from fbuf._host.types import (
+    Array,
+    Batch,
+    RowStore,
+    StoreClosed,
+    StoreCorrupted,
+    Tickets,
+    flat,
+    ranges,
+    records_errors,
+    without_traceback,
+)
 
 FORMAT = 1
 _PLAIN, _PACKED = b"\0", b"\1"
@@ -137,6 +148,13 @@ class Records(RowStore):
         for at, index in enumerate(self._padded):
             values[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
         return self.put(values, number, keep)
+
+    def try_write(self, rows: Sequence[Array], keep: Array | None) -> tuple[Array, Exception | None]:
+        """Do what `write` does; without memory store nothing, and return tickets of 0 and the error."""
+        try:
+            return self.write(rows, keep), None
+        except MemoryError as error:
+            return np.zeros(rows[0].shape[:2], np.uint64), without_traceback(error)
 
     def _cut(self, leaf: RaggedLeaf, padded: Array, lengths: Array, keep: Array | None) -> list[Any]:
         assert leaf.maximum is not None

@@ -153,7 +153,9 @@ class Store(TicketReads):
         return tickets
 
     @records_errors
-    def try_write(self, rows: Sequence[Array], keep: Array | None) -> tuple[Array, Exception | None]:
+    def try_write(
+        self, rows: Sequence[Array], keep: Array | None, slots: Array | None = None, state: SlotState | None = None
+    ) -> tuple[Array, Exception | None]:
         """Store what can be stored: rows of the first steps if a large write fails half-way.
 
         Returns:
@@ -161,7 +163,7 @@ class Store(TicketReads):
         """
         tickets = np.zeros(rows[0].shape[:2], np.uint64)
         try:
-            self._write_all(tickets, rows, keep)
+            self._write_all(tickets, rows, keep, slots, state)
         except (OSError, MemoryError, StoreCorrupted) as error:
             if self._log is not None:
                 lost = tickets == 0 if keep is None else keep & (tickets == 0)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._bridge import callbacks, lifetime
+from fbuf._bridge import lifetime
 from fbuf._bridge.lazy_rows import Tickets, length_name
 from fbuf._core.component import component
 from fbuf._core.pytree import Leaves, PyTree, Spec, item_bytes, name_of
@@ -195,15 +195,12 @@ class Ragged(HostStorage):
         tickets = store.put(values, shape[0], None if keep.all() else keep)
         return tickets[..., None].view(np.uint32)
 
-    def write(
-        self, rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
-    ) -> tuple[SideRows, None]:
-        tickets = leaves.get(TICKET)
-        if tickets is None:
-            columns = [leaves[n] for n in rows.layout.columns if n != TICKET]
-            tickets = callbacks.write(rows.id, token, _host_rows.last_write(rows), columns, keep)
-        device = {n: write_rows(a, slot, leaves[n], token) for n, a in rows.device.items()}
-        return rows.replace(write_rows(rows.ticket, slot, tickets, token), device), None
+    def send(
+        self, rows: SideRows, leaves: Leaves, keep: jax.Array | None, slot: jax.Array | None, token: jax.Array
+    ) -> tuple[dict[str, jax.Array], jax.Array]:
+        if TICKET in leaves:  # of `put_values`
+            return dict(leaves), jnp.any(leaves[TICKET] != jnp.uint32(0), axis=-1)
+        return _host_rows.send(rows, leaves, keep, slot, token)
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
         device = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
