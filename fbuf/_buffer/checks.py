@@ -383,7 +383,7 @@ def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array | None
 
 def check_last(call: str, buffer: BufferConfig, last: Any) -> int:
     """Return the number of newest rows of each lane."""
-    if not isinstance(last, (int, np.integer)) or not 1 <= last <= buffer.geometry.length:
+    if not arguments.is_int(last) or not 1 <= last <= buffer.geometry.length:
         raise ValueError(f"{call}: last is {last!r}; expected an int from 1 to {buffer.geometry.length}.")
     return int(last)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
-from fbuf._core.arguments import check_choice, did_you_mean
+from fbuf._core.arguments import check_choice, did_you_mean, is_int
 from fbuf._core.pytree import PyTree, named_leaves, needs_x64
 from fbuf._core.sample import Index, Sample
 from fbuf._replay.host_reads import HostBatch
@@ -67,9 +67,7 @@ def check_form(call: str, to: Any, device: Any = None) -> None:
 
 def check_seed(call: str, seed: Any) -> None:
     """Raise unless `seed` is an int, or an integer scalar."""
-    if not isinstance(seed, int) and (
-        np.shape(seed) != () or not jnp.issubdtype(getattr(seed, "dtype", np.void), jnp.integer)
-    ):
+    if not is_int(seed) and (np.shape(seed) != () or not jnp.issubdtype(getattr(seed, "dtype", np.void), jnp.integer)):
         raise TypeError(f"{call}: seed is {seed!r}; expected an int. Write {call}(buffer, example, seed=0).")
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from fbuf._core.arguments import is_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of
 from fbuf._interfaces.transform import Context, StatefulTransform, Transform
@@ -99,7 +99,7 @@ class Chain(StatefulTransform):
     def _place(self, call: str, which: Any) -> int:
         if isinstance(which, str) and which in self.names:
             return self.names.index(which)
-        number = isinstance(which, (int, np.integer))
+        number = is_int(which)
         if number and -len(self) <= which < len(self):
             return int(which) % len(self)
         kind = IndexError if number else KeyError

@@ -108,6 +108,7 @@ PRIORITIZED.update_rows(prioritized, index(4), {"next": {"done": zeros(4, dtype=
 BUFFER.update_rows(state, index(4), {"reward": zeros(4, dtype="int32")}) => TypeError 'reward' is int32 | x.astype(jnp.float32)
 BUFFER.update_rows(state, index(4), {"reward": jnp.float32(0)}) => ValueError expected [B]. | jnp.broadcast_to(x, (4,))
 BUFFER.get(state, slice(3)) => TypeError slice(None, 3, None) | expected an Index or int32 slots | Use last or rows
+BUFFER.rows(state, last=True) => ValueError Buffer.rows: last is True; expected an int from 1 to 12
 BUFFER.rows(state, last=0) => ValueError Buffer.rows: last is 0; expected an int from 1 to 12
 BUFFER.convert(fbuf.Buffer(capacity=13), state) => ValueError capacity is 13; expected 12 | other.extend(other.init(example)
 """

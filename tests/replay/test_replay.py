@@ -135,7 +135,7 @@ def test_a_lenient_replay_only_counts():
 
 
 def test_a_seed_is_an_int():
-    for wrong in ("x", 1.5, None, np.zeros(2, int), jax.random.key(0)):
+    for wrong in ("x", 1.5, None, True, np.zeros(2, int), jax.random.key(0)):
         with pytest.raises(TypeError, match=r"Replay: seed is [^;]*; expected an int\. Write Replay\(.*seed=0\)"):
             fbuf.Replay(fbuf.Buffer(4), 0, wrong)
     for seed in (2, np.int64(2), jnp.int32(2)):

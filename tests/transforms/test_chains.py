@@ -25,6 +25,7 @@ def test_a_chain_is_a_value_that_changes_by_name():
     for wrong in (lambda: chain["none"], lambda: chain.remove("none"), lambda: chain.insert("none", Drop("a"))):
         raises(KeyError, "'none' is no stage; expected one of scale, scale_2, last", wrong)
     raises(IndexError, "3 is no stage", lambda: chain[3])
+    raises(KeyError, "True is no stage", lambda: chain[True])
     for far in (99, -4, np.int64(99)):
         said = f"Chain.insert: .*{far}.* is no stage; expected one of scale, scale_2, last"
         raises(IndexError, said, chain.insert, far, Drop("a"))
@@ -149,7 +150,11 @@ init({"c": jax.ShapeDtypeStruct((), bool)}) => TypeError leaf 'c' is bool; expec
 
 
 def test_invalid_settings_and_transforms_that_do_not_fit_rows_are_refused():
-    names = globals() | vars(transforms) | {"negated": negated, "applied": applied}
+    names = (
+        globals()
+        | {name: getattr(transforms, name) for name in transforms.__all__}
+        | {"negated": negated, "applied": applied}
+    )
     names["KEYS"] = jax.random.split(jax.random.key(0), 3)
     for table in (SETTINGS, ROWS):
         refusals.check_all(table, names)

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fbuf._concurrency.parallel import run_parallel
+from fbuf._core.arguments import is_int
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
@@ -53,11 +52,7 @@ def rows_per_segment(call: str, segment_rows: int | None, schema: dataset.Schema
     """Return the rows of a segment: as asked for, or at most a million and 512 MiB before compression."""
     if segment_rows is None:
         return max(1, min(_MOST_ROWS, _SEGMENT_BYTES // max(schema.row_bytes, 1)))
-    if (
-        type(segment_rows) is bool
-        or not isinstance(segment_rows, (int, np.integer))
-        or not 1 <= segment_rows <= MAX_ROWS
-    ):
+    if not is_int(segment_rows) or not 1 <= segment_rows <= MAX_ROWS:
         raise ValueError(f"{call}: segment_rows is {segment_rows!r}; expected an int from 1 to {MAX_ROWS}, or None.")
     return int(segment_rows)
 
