@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fbuf._bridge import lifetime
+from fbuf._core.lazy_import import import_extra
 from fbuf._core.pytree import PyTree, name_of, named_leaves, nested
 from fbuf._host.ragged.store import Records
 from fbuf._host.ragged.values import MISSING
@@ -248,10 +249,7 @@ class Lazy:
           ImportError: torch is missing.
           ValueError: a place has no row, or values are not numbers.
         """
-        try:
-            import torch
-        except ImportError as error:
-            raise ImportError(f'lazy.nested: torch is missing ({error}). Run pip install "fbuf[torch]".') from error
+        torch = import_extra("lazy.nested", "torch", '"fbuf[torch]"')
         arrays = self._numbers("nested", name_of(name))
         if layout is None:
             alike = all(a.ndim > 0 and a.shape[1:] == arrays[0].shape[1:] for a in arrays)

@@ -35,6 +35,15 @@ def later(
     return __getattr__, __dir__
 
 
+def import_extra(call: str, module: str, install: str) -> Any:
+    """Return a module of an optional dependency. Raises ImportError: it is missing, and what pip can install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise ImportError(f"{call}: {name} is missing ({error}). Run pip install {install}.") from error
+
+
 class Later:
     """A module that is imported when one of its names is first read."""
 

@@ -23,6 +23,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.arguments import check_int
+from fbuf._core.lazy_import import import_extra
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import is_under, under
 from fbuf._formats.dataset.manifest import NAME, is_dataset, load
@@ -175,11 +176,7 @@ def _download(name: str, folder: Path, source: str | os.PathLike[str] | None, *,
 
 def import_minari(call: str) -> Any:
     """Return the package."""
-    try:
-        import minari
-    except ImportError as error:
-        raise ImportError(f'{call}: minari is missing ({error}). Run pip install "fbuf[minari]".') from None
-    return minari
+    return import_extra(call, "minari", '"fbuf[minari]"')
 
 
 @contextlib.contextmanager

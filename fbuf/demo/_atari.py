@@ -16,6 +16,8 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from fbuf._core.lazy_import import import_extra
+
 FRAME_SHAPE = (84, 84)
 FRAME_SKIP = 4
 _NO_LIMIT = 2**30  # emulator frames; the emulator adds 1 to it in an int32
@@ -76,10 +78,7 @@ class VectorAtari:
           ValueError: an unknown game, no lane, no step, or a seed out of range.
         Cost: a step of 8 lanes is about 1.5 ms on two cores.
         """
-        try:
-            from ale_py.vector_env import AtariVectorEnv
-        except ImportError as error:
-            raise ImportError('VectorAtari: ale-py and gymnasium are missing. Run pip install "fbuf[demo]".') from error
+        vector_env = import_extra("VectorAtari", "ale_py.vector_env", '"fbuf[demo]"')
         for name, value in (("lanes", lanes), ("max_steps", max_steps)):
             if value < 1:
                 raise ValueError(f"VectorAtari: {name} is {value}; expected >= 1. Pass {name}=1.")
@@ -90,7 +89,7 @@ class VectorAtari:
         self._seed = seed
         self._max_steps = max_steps
         self._age = np.zeros(lanes, np.int64)  # steps since the lane's episode began
-        self._env = AtariVectorEnv(
+        self._env = vector_env.AtariVectorEnv(
             self.game,
             lanes,
             num_threads=threads,

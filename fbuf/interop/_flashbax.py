@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._core.lazy_import import import_extra
 from fbuf._core.pytree import named_leaves
 from fbuf._rows.columns import DTYPES, Column, Fields, check_name, read_json
 from fbuf.interop._source import Source
@@ -182,10 +183,7 @@ def from_vault(
 
 
 def _vault_source(path: Path) -> Source:
-    try:
-        import tensorstore
-    except ImportError as error:
-        raise ImportError(f'{_VAULT}: tensorstore is missing ({error}). Run pip install "fbuf[vault]".') from None
+    tensorstore = import_extra(_VAULT, "tensorstore", '"fbuf[vault]"')
     described = path / "metadata.json"
     if not described.exists() or not (path / "manifest.ocdbt").exists():
         raise FileNotFoundError(f"{_VAULT}: {path} has no metadata.json and manifest.ocdbt; expected a flashbax Vault.")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.lazy_import import import_extra
 from fbuf._core.pytree import name_of, under
 from fbuf._rows.columns import (
     DTYPES,
@@ -404,10 +405,7 @@ def _parquet_column(
 
 def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
     call = made.call
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ImportError(f'{call}: pyarrow is missing ({error}). Run pip install "fbuf[minari]".') from None
+    parquet = import_extra(call, "pyarrow.parquet", '"fbuf[minari]"')
     described = path / "meta" / "info.json"
     about = read_json(described)
     version, features = about.get("codebase_version"), about.get("features")

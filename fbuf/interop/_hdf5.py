@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.lazy_import import import_extra
 from fbuf._rows.columns import DTYPES, Column, check_name, empty, refused
 from fbuf.interop._guards import raise_refused
 
@@ -23,11 +24,7 @@ _LARGEST_CHUNK = 2**30  # bytes
 
 def library(call: str) -> Any:
     """Return h5py. Raises ImportError: it is missing."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError(f'{call}: h5py is missing ({error}). Run pip install "fbuf[h5]", or write an .npz.') from None
-    return h5py
+    return import_extra(call, "h5py", '"fbuf[h5]", or write an .npz')
 
 
 class Writer:

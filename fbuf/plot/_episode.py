@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fbuf._core.arguments import is_int
+from fbuf._core.lazy_import import import_extra
 from fbuf._core.text_table import WHOLE
 from fbuf.plot._episodes import Episodes
 from fbuf.plot._page import page
@@ -60,17 +61,14 @@ class EpisodePlayer:
         about = self.track["frames"]
         if about is None:
             raise ValueError(f"{call}: the rows have no frames. Save it as .html, which draws curves.")
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise ImportError(f'{call}: Pillow is missing. Run pip install "fbuf[plot]".') from error
+        image = import_extra(call, "PIL.Image", '"fbuf[plot]"')
         shape = (about["count"], about["height"], about["width"], about["channels"])
         frames = np.bitwise_xor.accumulate(
             np.frombuffer(zlib.decompress(b64decode(about["data"])), np.uint8).reshape(shape)
         )
         zoom = max(1, 160 // max(shape[1:3]))
         large = frames.repeat(zoom, 1).repeat(zoom, 2)
-        images = [Image.fromarray(frame[..., 0] if shape[3] == 1 else frame) for frame in large]
+        images = [image.fromarray(frame[..., 0] if shape[3] == 1 else frame) for frame in large]
         images[0].save(name, save_all=True, append_images=images[1:], duration=66, loop=0)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fbuf._buffer.state import BufferState
+from fbuf._core.lazy_import import import_extra
 from fbuf._replay import Replay
 from fbuf.sharded import ShardedState
 
@@ -54,11 +55,7 @@ def new_axes(call: str, ax: Any, size: tuple[float, float]) -> Any:
 
 def import_pyplot(call: str) -> Any:
     """Return pyplot. Raises ImportError: matplotlib is missing."""
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError(f'{call}: matplotlib is missing. Run pip install "fbuf[plot]".') from error
-    return pyplot
+    return import_extra(call, "matplotlib.pyplot", '"fbuf[plot]"')
 
 
 def opened(call: str, buffer: Any, state: Any) -> tuple[Any, Any]:

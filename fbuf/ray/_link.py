@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+from fbuf._core.lazy_import import import_extra
 from fbuf._replay import ReplayClosed
 from fbuf.ray._calls import Away
 
 
 def import_ray() -> Any:
     """Return the module ray. Raises ImportError: it is missing."""
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ImportError(f'fbuf.ray: ray is missing ({error}). Run pip install "fbuf[ray]".') from error
+    return import_extra("fbuf.ray", "ray", '"fbuf[ray]"')
 
 
 class RayLink:

@@ -6,12 +6,13 @@ Every leaf is checked before the first one is converted, so errors name the leaf
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+
+from fbuf._core.lazy_import import import_extra
 
 NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 """The dtypes to which JAX narrows 64-bit dtypes unless `jax_enable_x64` is on."""
@@ -23,12 +24,9 @@ SHARED = frozenset(
 
 
 @functools.cache
-def import_torch(call: str, name: str = "torch", version: str = "2.6", package: str = '"fbuf[torch]"') -> Any:
-    """Return the module torch, or another one. Raises ImportError: it is missing."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{call}: {name} is missing ({error}). Run pip install {package}.") from error
+def import_torch(call: str) -> Any:
+    """Return the module torch. Raises ImportError: it is missing."""
+    return import_extra(call, "torch", '"fbuf[torch]"')
 
 
 def name_leaf(call: str, path: Any, bare: str) -> str:

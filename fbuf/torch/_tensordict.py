@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from fbuf._core.lazy_import import import_extra
 from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, under
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf.torch._dtypes import NARROW, import_torch
@@ -65,7 +66,7 @@ def to_tensordict(
       (torch.Size([4]), torch.Size([4, 1]))
     """
     call = "to_tensordict"
-    torch, tensordict = import_torch(call), import_torch(call, "tensordict", "0.8", "tensordict")
+    torch, tensordict = import_torch(call), import_extra(call, "tensordict", "tensordict")
     if not isinstance(batch, (Sample, Rows)):
         raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Pass it whole.")
     if len(jax.tree.leaves(batch.index)) > len(_INDEX):
