@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +111,7 @@ def randint_below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> j
     return (multiply_high(first, n) + (total < low).astype(jnp.uint32)).astype(jnp.int32)
 
 
+@partial(jax.jit, inline=True)  # traced once for each shape
 def multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:
     """Return the high 32 bits of a product of uint32s."""
     half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
@@ -118,6 +120,7 @@ def multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:
     return a1 * b1 + (middle >> half) + ((middle & mask) + a0 * b1 >> half)
 
 
+@partial(jax.jit, inline=True)  # traced once for each shape
 def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Encrypt (x0, x1), uint32[B] each, with Threefry2x32 of 20 rounds."""
     schedule = (key0, key1, key0 ^ key1 ^ np.uint32(_PARITY))
