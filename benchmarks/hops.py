@@ -22,6 +22,7 @@ import fbuf
 from fbuf._bridge import callbacks
 
 _ROOT = str(Path(fbuf.__file__).parent)
+_OF_JAX = ("_register_state", "_flatten", "_unflatten", "_parts", "_cached_hash")
 
 
 class Hops(NamedTuple):
@@ -42,8 +43,8 @@ class Counter:
 
     def _profile(self, frame: Any, event: str, _: Any) -> None:
         file = frame.f_code.co_filename
-        # JAX calls the functions of `_register_state` whenever it flattens a state: they are not part of a method.
-        if event == "call" and file.startswith(_ROOT) and "_register_state" not in frame.f_code.co_qualname:
+        # JAX calls these whenever it flattens a state or looks up a program: they are not part of a method.
+        if event == "call" and file.startswith(_ROOT) and frame.f_code.co_qualname.partition(".")[0] not in _OF_JAX:
             self._files.add(file)
             self._moves += file != self._last
             self._last = file

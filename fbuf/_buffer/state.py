@@ -38,6 +38,7 @@ from fbuf.views import Row
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_EVERY_ROW = AnchorRule()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +76,12 @@ class BufferConfig:
     @property
     def dense(self) -> bool:
         """Whether every row held is an anchor."""
-        return self.view.rule == AnchorRule() and not self.sampler.by_episode
+        return self.view.rule == _EVERY_ROW and not self.sampler.by_episode
 
     @property
     def counted(self) -> bool:
         """Whether the sampler counts anchors instead of logging them: rows never change, and not all are anchors."""
-        by_rank = self.sampler.by_rank
-        return self.writer.read_only and by_rank and not self.dense
+        return self.writer.read_only and self.sampler.by_rank and not self.dense
 
 
 COUNTERS = (
@@ -296,7 +296,7 @@ def anchor_count(state: BufferState) -> Array:
 
 def empty_state(buffer: BufferConfig, rows: Any, row_format: RowFormat | None = None) -> BufferState:
     """Return the state of an empty buffer over `rows` of the storage; `row_format` is the format of rows before `on_write`."""
-    geometry, writer, spec = buffer.geometry, buffer.writer, buffer.storage.spec(rows)[0]
+    geometry, writer, spec, dense = buffer.geometry, buffer.writer, buffer.storage.spec(rows)[0], buffer.dense
     scatter = None
     if not writer.streams:
         scatter = _scatter.init(scattering(buffer), geometry, spec)
@@ -304,8 +304,8 @@ def empty_state(buffer: BufferConfig, rows: Any, row_format: RowFormat | None = 
     return BufferState(
         rows=rows,
         header=Header(rings, jnp.zeros((len(COUNTERS),), jnp.uint32), jnp.zeros((), jnp.int32)).pack(),
-        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler, spec, buffer.counted),
-        sampler=buffer.sampler.init(geometry, buffer.dense or buffer.counted),
+        anchors=None if dense else _anchors.init(geometry, buffer.rule, buffer.sampler, spec, buffer.counted),
+        sampler=buffer.sampler.init(geometry, dense or buffer.counted),
         scatter=scatter,
         transforms=_empty_transforms(buffer, spec, row_format),
     )

@@ -21,7 +21,7 @@ from tests.support.flags import (
     rows,
 )
 from tests.support.processes import run_python
-from tests.support.tables import checks
+from tests.support.tables import by_tier, checks
 
 
 def test_init_under_x64_keeps_the_dtypes_it_is_given():
@@ -67,16 +67,6 @@ def test_import_starts_no_backend_imports_no_extra_and_leaves_jax_as_it_was():
 
 
 @pytest.mark.more
-def test_eager_methods_move_nothing_to_or_from_the_device():
-    name = "prioritized"
-    buffer = BUFFERS[name]
-    state, x = buffer.init(EXAMPLE), given(buffer)
-    with flags("transfer_guard"):
-        got = every_method(buffer, state, x)
-    check(name, plain(got))
-
-
-@pytest.mark.more
 def test_nothing_leaks_from_scan_vmap_and_grad():
     buffer = BUFFERS["rich"]
     x = given(buffer)
@@ -100,10 +90,10 @@ FLAGGED = [  # `check_all_flags` sets the others together
     for j, flag in enumerate(FLAGS)
     if flag in ("debug_infs", "transfer_guard") or (i + j) % 5 == 0
 ]
+CASES = by_tier(more=[("prioritized", "transfer_guard")], exhaustive=[case for case in FLAGGED if case not in INFINITE])
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "flag"), [case for case in FLAGGED if case not in INFINITE])
+@pytest.mark.parametrize(("name", "flag"), CASES)
 def test_every_method_under_each_flag(name, flag):
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)

@@ -30,8 +30,7 @@ def rows_of(first: int, count: int, noise: int = 700) -> dict[str, Any]:
 
 def held(buffer: fbuf.Buffer, state: Any) -> list[int]:
     rows = buffer.rows(state)
-    found: list[int] = np.asarray(rows.data["t"])[np.asarray(rows.mask)].tolist()
-    return found
+    return np.asarray(rows.data["t"])[np.asarray(rows.mask)].tolist()
 
 
 @pytest.fixture
