@@ -26,7 +26,9 @@ class TopKState:
     arrived: jax.Array  # uint32[2], rows that arrived, kept or not, high word first
     lowest: jax.Array  # [], of the ranks' dtype: the lowest held in a full buffer, else the least of the dtype
     nan_ranks: jax.Array  # uint32[], NaN ranks; wraps
-    done: top_k_tree.Inserted | None = None  # between `choose` and `settle`: what the first changed
+    done: tuple[top_k_tree.Inserted, jax.Array] | None = (
+        None  # from `choose` to `settle`; and bool[], whether it is full
+    )
 
     def ranges(self, geometry: Geometry) -> Ranges:
         slot = np.asarray(self.tree)[:, -1]
@@ -100,28 +102,24 @@ class TopK(Scattering):
         before = Wide(own.arrived[0], own.arrived[1])
         arrival = uint64.add(before, Wide(jnp.zeros((number,), jnp.uint32), jnp.arange(number, dtype=jnp.uint32)))
         done = top_k_tree.insert(own.tree, geometry.capacity, top_k_tree.encode(rank), arrival, there, held)
-        tree, slot = done.tree, done.slot
         nan = jnp.isnan(rank) if jnp.issubdtype(rank.dtype, jnp.floating) else jnp.zeros((number,), bool)
-        full = jnp.sum(slot < jnp.int32(geometry.capacity), dtype=jnp.int32) + held >= jnp.int32(geometry.capacity)
-        least = jnp.asarray(_least(rank.dtype), rank.dtype)
-        lowest = top_k_tree.decode(top_k_tree.root(tree)[:-3], rank.dtype, least)
-        after = uint64.add(before, uint64.of(number))
-        return slot.reshape(keep.shape), TopKState(
-            tree=tree,
-            arrived=jnp.stack(after),
-            lowest=jnp.where(full, lowest, least),
+        full = jnp.sum(done.slot < jnp.int32(geometry.capacity), dtype=jnp.int32) + held >= jnp.int32(geometry.capacity)
+        return done.slot.reshape(keep.shape), TopKState(
+            tree=done.tree,
+            arrived=jnp.stack(uint64.add(before, uint64.of(number))),
+            lowest=own.lowest,
             nan_ranks=own.nan_ranks + jnp.sum(nan & there, dtype=jnp.uint32),
-            done=done,
+            done=(done, full),
         )
 
     def settle(self, geometry: Geometry, before: TopKState, after: TopKState, failed: jax.Array | None) -> TopKState:
-        done, after = after.done, dataclasses.replace(after, done=None)
-        if failed is None or done is None:
-            return after
-        tree = top_k_tree.undo(done, geometry.capacity, failed)
-        return super().settle(
-            geometry, dataclasses.replace(before, tree=tree), dataclasses.replace(after, tree=tree), failed
-        )
+        assert after.done is not None
+        done, full = after.done
+        tree = done.tree if failed is None else top_k_tree.undo(done, geometry.capacity, failed)
+        least = jnp.asarray(_least(before.lowest.dtype), before.lowest.dtype)
+        lowest = top_k_tree.decode(top_k_tree.root(tree)[:-3], least.dtype, least)
+        after = TopKState(tree, after.arrived, jnp.where(full, lowest, least), after.nan_ranks)
+        return super().settle(geometry, dataclasses.replace(before, tree=tree), after, failed)
 
     def stats(self, own: TopKState) -> dict[str, jax.Array]:
         return {"lowest_rank": own.lowest, "nan_ranks": own.nan_ranks}

@@ -293,6 +293,17 @@ def test_a_row_is_put_in_by_one_kernel(words):
     assert compiled.as_text().count("xla_cpu_small_call") == 2
 
 
+@pytest.mark.more
+@pytest.mark.in_place
+@pytest.mark.parametrize("number", [1, 64])
+def test_what_takes_back_a_failed_write_copies_no_tree(number):
+    buffer = fbuf.Buffer(50_000, writer=fbuf.writers.TopK("rank"), storage=fbuf.storages.Host())
+    state = buffer.init({"rank": np.float32(0)})
+    rows = {"rank": jax.ShapeDtypeStruct((number,), np.float32)}
+    compiled = jax.jit(buffer.extend, donate_argnums=0).lower(state, rows).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < state.scatter.own.tree.nbytes // 2
+
+
 test_checks = checks(more=[(check_capacity, [65]), (check_ways, [(5, 9)])])
 
 
