@@ -98,7 +98,7 @@ def test_invalid_reads_and_writes_are_refused(tmp_path):
     pytest.raises(TypeError, lambda: dataset.read({"action": np.array([0.0])})).match("float64; expected integers")
     assert dataset.read({"action": np.zeros((0, 3), int)})["action"].shape == (0, 3)
     assert dataset.read({"action": 3})["action"] == dataset.read_rows(3, 4)["action"][0]
-    pytest.raises(TypeError, dataset.store.write, [], None).match("read-only")
+    pytest.raises(TypeError, dataset.store.try_write, [], None).match("read-only")
     assert dataset.store.to_arrays() == {}
     dataset.close()
     dataset.close()
