@@ -7,7 +7,7 @@ the operation that is being traced (`varying_as`). Elsewhere they are those of J
 `order_after_reads` finishes reads before later writes, without ordered effects and without copies. XLA often copies an array
 that a step reads and then writes in place, but not values that went through a conditional: so it is the identity as a
 conditional whose other branch never runs. Its token is the old one plus a zero that XLA cannot fold; every write adds the
-token to its indices. For a GPU XLA turns the conditional into selects and reads again in later kernels, so a barrier follows.
+token to its indices. For a GPU XLA would turn the conditional into selects and read again in later kernels, so a barrier replaces it.
 Under `vmap` the predicate is reduced over the batch, because a batched conditional becomes a `select`.
 `sum_of_shards` sums statistics of rows over the shards of a sharded buffer.
 """
@@ -27,6 +27,7 @@ C = TypeVar("C")
 _AXES: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("axes", default=frozenset())
 
 _COMPARED = 64
+_SELECTED = 2**16  # elements
 
 _SUM: contextvars.ContextVar[str | None] = contextvars.ContextVar("sum", default=None)
 
@@ -183,7 +184,10 @@ def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
         return token + zero, reads
 
     def by_barrier(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
-        return lax.optimization_barrier(by_branch(token, reads))
+        never = _is_never(token)  # XLA fuses the reads of small arrays with these selects
+        kept = jax.tree.map(lambda x: x if x.size > _SELECTED else jnp.where(never, jnp.zeros_like(x), x), reads)
+        zero, kept = lax.optimization_barrier((jnp.zeros((), jnp.int32), kept))
+        return token + zero, kept
 
     return platform_dependent(token, reads, gpu=by_barrier, default=by_branch)
 
