@@ -130,7 +130,13 @@ def set(tree: Array, index: Array, leaf: Array, capacity: int, *, reduce: Reduce
 
 
 def set_all(
-    trees: Sequence[Array], index: Array, leaves: Sequence[Array], capacity: int, *, reduce: Sequence[Reduce]
+    trees: Sequence[Array],
+    index: Array,
+    leaves: Sequence[Array],
+    capacity: int,
+    *,
+    reduce: Sequence[Reduce],
+    distinct: bool = False,
 ) -> Trees:
     """Write leaves of several trees at the same indices.
 
@@ -142,6 +148,7 @@ def set_all(
       leaves: float32[B] for each tree.
       capacity: `C`, static.
       reduce: One reduction for each tree.
+      distinct: Whether no index in `[0, capacity)` occurs twice on accelerators, which then need not look for the last.
     Returns:
       The new trees, bitwise equal to `set` of each.
     """
@@ -158,8 +165,8 @@ def set_all(
         index,
         leaves,
         cpu=partial(by_loop, first=few),
-        gpu=partial(by_level, first=many, read=_sibling_windows),
-        default=partial(by_level, first=few, read=_sibling_elements),
+        gpu=partial(by_level, first=many, read=_sibling_windows, distinct=distinct),
+        default=partial(by_level, first=few, read=_sibling_elements, distinct=distinct),
     )
     return written
 
@@ -276,11 +283,13 @@ def _set_by_level(
     reduce: tuple[Reduce, ...],
     first: int,
     read: Read,
+    distinct: bool = False,
 ) -> Trees:
     """Write all leaves at once, then all parents of each level below `first` at once, then sweep the rest."""
     _, offsets = layout(capacity)
     keep = _is_leaf(index, capacity)
-    position = jnp.where(keep & keep_last(index), index, np.int32(offsets[-1]))
+    written = keep if distinct else keep & keep_last(index)
+    position = jnp.where(written, index, np.int32(offsets[-1]))
     trees = tuple(tree.at[position].set(leaf, mode="drop") for tree, leaf in zip(trees, leaves, strict=True))
     node = jnp.where(keep, index, np.int32(0))
     for level in range(1, first):
@@ -413,7 +422,7 @@ def descend(tree: Array, top: Array, bottom: Array, batch_size: int, capacity: i
         top,
         bottom,
         cpu=by_loop,
-        gpu=partial(by_level, read=_sibling_windows),
+        gpu=partial(by_level, read=_sibling_windows, in_halves=True),
         default=partial(by_level, read=_sibling_elements),
     )
     return drawn
@@ -572,13 +581,16 @@ def _descend_by_level(
     batch: int,
     capacity: int,
     read: Read,
+    in_halves: bool = False,
 ) -> tuple[Array, Array]:
-    """Move all queries down, with the levels unrolled."""
+    """Move all queries down, with the levels unrolled; `in_halves`: XLA fuses each half of them apart, in fewer kernels."""
     node, query = jnp.zeros((batch,), jnp.int32), _scale(top[:batch], root(tree))
     value = query
     for below, at_middle, _ in _steps(capacity):
         node, value, query = _chosen(tree, node, query, np.int32(below), read)
         query = _scale(bottom[:batch], value) if at_middle else query
+        if at_middle and in_halves:
+            node, query = lax.optimization_barrier((node, query))
     return _inside(node, capacity), value
 
 

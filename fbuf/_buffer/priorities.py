@@ -11,6 +11,7 @@ from jax import Array
 
 from fbuf._buffer import state as _state
 from fbuf._buffer.state import BufferConfig, BufferState, operation
+from fbuf._core import control_flow
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
 
@@ -53,10 +54,20 @@ def accept(
         "refused_stale": finite & inside & ~fresh,
         "refused_closed": finite & fresh & ~open,
     }
-    # One sum, because XLA on CPU makes several kernels of each.
-    numbers = jnp.sum(jnp.stack(list(refused.values())), axis=1, dtype=jnp.uint32)
-    counters = _state.count_up(state, **dict(zip(refused, numbers, strict=True)))
+    counters = _state.count_up(state, **dict(zip(refused, _numbers(list(refused.values())), strict=True)))
     return state.replace(counters=counters, token=token), slot, error
+
+
+def _numbers(flags: list[Array]) -> list[Array]:
+    """Return how many of each bool[B] hold, uint32[]."""
+
+    def in_one(flags: list[Array]) -> list[Array]:  # XLA on CPU makes several kernels of each
+        return list(jnp.sum(jnp.stack(flags), axis=1, dtype=jnp.uint32))
+
+    def each(flags: list[Array]) -> list[Array]:  # on a GPU in one kernel with the largest priority
+        return [jnp.sum(x, dtype=jnp.uint32) for x in flags]
+
+    return control_flow.platform_dependent(flags, gpu=each, default=in_one)
 
 
 @operation

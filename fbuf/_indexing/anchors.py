@@ -38,8 +38,10 @@ NO_PRIORITY = -1.0
 BLOCK = 128  # rows of a block of `Anchors.before`
 _GROUP = 128  # blocks counted at once
 MOST_COUNTED = 2**24  # rows of which GPUs count the open ones instead of searching them
-_FAN_OUT = 32  # parts of a block, and of a part, among which `_nth_by_sums` chooses
+_PARTS = 8  # of a block, among which `_nth_by_sums` chooses
+_WORD = 32  # rows whose flags are bits of one word
 _MOST_BLOCKS = 4096  # that it compares with each other
+_FEW = 32  # rows of a lane, of which reading more than needed takes no time
 
 
 @state
@@ -141,7 +143,9 @@ def _row_flags(tail: Array, new: Array, changed: Array | None, reset_rows: bool)
         new = _cut(new, jnp.concatenate([changed[1:], jnp.zeros_like(changed[:1])]), reset_rows)
     before = jnp.concatenate([tail[-1:], new])[:-1]
     start = (has(before, RESET) & ~has(new, RESET)) | has(before, CUT) if reset_rows else has(before, END)
-    return jnp.concatenate([tail, new | bit(start, START)])
+    rows, num, none = tail.shape[0], new.shape[0], jnp.uint8(0)
+    new = new | bit(start, START)
+    return lax.pad(tail, none, [(0, num, 0), (0, 0, 0)]) | lax.pad(new, none, [(rows, 0, 0), (0, 0, 0)])
 
 
 def _cut(flags: Array, wanted: Array, reset_rows: bool) -> Array:
@@ -186,6 +190,15 @@ class _Write(NamedTuple):
     age: Array  # int32
     stays: Array  # bool, in the buffer afterwards
     step: Array | None  # int32, rows of its episode before each
+
+
+class _Decided(NamedTuple):
+    """Hold what is known of tail and new rows, `[W + N, E]`."""
+
+    flags: Array  # uint8
+    chosen: Array  # bool, decided to be an anchor
+    undecided_before: Array  # bool
+    undecided_after: Array  # bool
 
 
 class _Opened(NamedTuple):
@@ -325,24 +338,31 @@ def _open_anchors(
 ) -> tuple[_Opened, Array | None, Array, Array]:
     """Return what opens; which of the first `behind` rows that stay lack earlier frames; the flags at `near`; and the token."""
     context = write.lost + jnp.arange(behind, dtype=jnp.int32)[:, None]
-    slots = [near, by_age(write.ring, write.geometry, context)]
+    # A GPU reads both in one kernel if they are equally many.
+    most = near.shape[0] if behind < near.shape[0] <= _FEW else behind
+    around = write.lost + jnp.arange(most, dtype=jnp.int32)[:, None]
+    slots = [near, by_age(write.ring, write.geometry, around)]
     if anchors.rule.prompt:
         age, opens = _completed(write)
         slots.append(by_age(write.ring, write.geometry, age))
-    values = tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in slots)
+    values: tuple[Any, ...] = tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in slots)
     if not anchors.rule.prompt:
         decided, chosen, source = write.view.decide(
             write.flags, write.end, write.row if write.step is None else write.step
         )
-        values += (decided & chosen,)  # not read, but computed once: XLA would compute it again for each use
+        assert anchors.pending is not None
+        before = write.row >= (write.tail_rows - anchors.pending)[None, :]
+        # Not read, but computed once: XLA would compute them again for each use, on GPUs from copies of the tail.
+        values += (_Decided(write.flags, decided & chosen, before, before & write.exists & ~decided),)
     token, (near_flags, around_flags, other) = order_after_reads(token, values)
+    flags = write.flags if anchors.rule.prompt else other.flags
     # The first `behind` rows that stay lack earlier frames, unless an episode starts in between.
     newer = jnp.clip(context - write.size + write.tail_rows, 0, write.row.shape[0] - 1)
-    context_flags = jnp.where(context < write.size, around_flags, jnp.take_along_axis(write.flags, newer, axis=0))
+    context_flags = jnp.where(context < write.size, around_flags[:behind], jnp.take_along_axis(flags, newer, axis=0))
     lacks = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
     if anchors.rule.prompt:
         return _open_completed(write, slots[2], age, opens, other, lacks), lacks, near_flags, token
-    return _open_decided(anchors, write, decided, other, source, lacks), lacks, near_flags, token
+    return _open_decided(anchors, write._replace(flags=flags), other, source, lacks), lacks, near_flags, token
 
 
 def _lacks_frames(write: _Write, lacks: Array | None, age: Array) -> Array:
@@ -382,21 +402,20 @@ def _open_completed(
 
 
 def _open_decided(
-    anchors: Anchors, write: _Write, decided: Array, chosen: Array, source: Array | None, lacks: Array | None
+    anchors: Anchors, write: _Write, rows: _Decided, source: Array | None, lacks: Array | None
 ) -> _Opened:
-    """Open the rows of tail and write that are `chosen` bool[W + N, E] and were undecided before."""
-    assert anchors.pending is not None
+    """Open the rows of tail and write that were undecided before and are no longer."""
     rule, newest = anchors.rule, write.tail_rows - 1
-    undecided_before = write.row >= (write.tail_rows - anchors.pending)[None, :]
-    examined = undecided_before
+    examined = rows.undecided_before
     if write.again and rule.closes:  # the window that the newest row completed closes the episode if it is cut there
         uncut = write.view.decide(write.flags.at[newest].set(write.was[0]), write.end, write.step)[1]
         complete = write.row == (newest - rule.ahead)
-        examined = examined | complete & ~uncut & chosen & (write.flags[newest] != write.was[0])[None, :]
-    mask = examined & chosen & write.stays & ~_lacks_frames(write, lacks, write.age)
+        cut = (write.flags[newest] != write.was[0])[None, :]
+        examined = examined | complete & ~uncut & rows.chosen & cut
+    mask = examined & rows.chosen & write.stays & ~_lacks_frames(write, lacks, write.age)
     flags = write.flags | bit(mask, ANCHOR)
     written = [(examined & write.stays, write.age, flags)]
-    pending = jnp.sum(undecided_before & write.exists & ~decided, axis=0, dtype=jnp.int32)
+    pending = jnp.sum(rows.undecided_after, axis=0, dtype=jnp.int32)
     return _Opened(by_age(write.ring, write.geometry, write.age), mask, flags, written, source, pending)
 
 
@@ -654,9 +673,9 @@ def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> A
 
 def _nth_by_sums(flags: Array, nth: Array, wanted: Array) -> Array:
     """`nth_by_scan` without a loop: count the blocks, then the parts of the block that each row is in. It reads all flags."""
-    capacity, block = flags.shape[0], _FAN_OUT**2
+    capacity, block = flags.shape[0], _PARTS * _WORD
     while capacity > _MOST_BLOCKS * block:
-        block *= _FAN_OUT
+        block *= _PARTS
     blocks = -(-capacity // block)
     padded = lax.pad(flags, jnp.uint8(0), [(0, blocks * block - capacity, 0)])
     each = jnp.sum(has(padded, ANCHOR).reshape(blocks, block), axis=1, dtype=jnp.int32)
@@ -665,12 +684,44 @@ def _nth_by_sums(flags: Array, nth: Array, wanted: Array) -> Array:
     before = jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
     number = jnp.sum(before[None, :] <= nth[:, None], axis=1, dtype=jnp.int32) - 1
     rest = nth - before.at[number].get(mode="promise_in_bounds")
-    while block > 1:
-        block //= _FAN_OUT
-        part = number[:, None] * _FAN_OUT + jnp.arange(_FAN_OUT, dtype=jnp.int32)[None, :]
-        opened = _anchors_in_blocks(flags, part.reshape(-1), block).reshape(*part.shape, block)
-        upto = jnp.cumsum(jnp.sum(opened, axis=2, dtype=jnp.int32), axis=1, dtype=jnp.int32)
-        passed = upto <= rest[:, None]
-        number = number * _FAN_OUT + jnp.sum(passed, axis=1, dtype=jnp.int32)
-        rest = rest - jnp.max(jnp.where(passed, upto, jnp.int32(0)), axis=1)
-    return jnp.where(wanted & (nth < before[-1] + each[-1]), number, jnp.int32(capacity))
+
+    def parts() -> Array:
+        """Return the parts int32[P, B] of the blocks."""
+        return number[None, :] * _PARTS + jnp.arange(_PARTS, dtype=jnp.int32)[:, None]
+
+    while block > _PARTS * _WORD:
+        block //= _PARTS
+        opened = _anchors_in_blocks(flags, parts().reshape(-1), block)
+        count = jnp.sum(opened, axis=1, dtype=jnp.int32).reshape(_PARTS, -1)
+        number, rest, _ = _part_of(number, rest, count, count)
+    bits = _anchors_in_blocks(flags, parts().reshape(-1), _WORD).astype(jnp.uint32)
+    words = jnp.sum(bits << jnp.arange(_WORD, dtype=jnp.uint32)[None, :], axis=1, dtype=jnp.uint32)
+    words = words.reshape(_PARTS, -1)
+    number, rest, word = _part_of(number, rest, lax.population_count(words).astype(jnp.int32), words)
+    slot = number * _WORD + _nth_bit(word, rest)
+    return jnp.where(wanted & (nth < before[-1] + each[-1]), slot, jnp.int32(capacity))
+
+
+def _part_of(number: Array, rest: Array, count: Array, values: Array) -> tuple[Array, Array, Array]:
+    """Return of each block int32[B] the part that holds its row number `rest`, the row's number in it, and the part's value.
+
+    `count` int32[P, B] are the open rows of each part.
+    """
+    number, upto, earlier, value = number * count.shape[0], count[0], jnp.zeros_like(rest), values[0]
+    for part in range(1, count.shape[0]):  # one by one, which a GPU computes within the kernel that reads the result
+        passed = upto <= rest
+        number = number + passed.astype(jnp.int32)
+        earlier, value = jnp.where(passed, upto, earlier), jnp.where(passed, values[part], value)
+        upto = upto + count[part]
+    return number, rest - earlier, value
+
+
+def _nth_bit(word: Array, rest: Array) -> Array:
+    """Return the place int32[B] of the bit of uint32[B] that `rest` other set bits precede."""
+    place = jnp.zeros_like(rest)
+    for size in (16, 8, 4, 2, 1):
+        low = lax.population_count(word & np.uint32(2**size - 1)).astype(jnp.int32)
+        above = rest >= low
+        place, rest = jnp.where(above, place + size, place), jnp.where(above, rest - low, rest)
+        word = jnp.where(above, word >> np.uint32(size), word)
+    return place

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from fbuf._algorithms import random
+from fbuf._core import control_flow
 from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
@@ -23,6 +24,7 @@ from fbuf._indexing.anchors import nth_anchor
 from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Sampler
 from fbuf._members import weights
 
+_FEW = 31  # rows of a lane, whose slots a GPU compares within the kernel that writes them
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -142,6 +144,27 @@ def written_slots(change: AnchorChange, capacity: int) -> tuple[Array, Array, Ar
     if not isinstance(change.priority, np.ndarray):
         largest = jnp.max(jnp.where(has_priority & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
     return jnp.concatenate([closed.reshape(-1), opened.reshape(-1)]), has_priority.reshape(-1), largest
+
+
+def without_reopened(change: AnchorChange, capacity: int) -> AnchorChange | None:
+    """Return a change whose slots are all different on accelerators: a slot that closes and opens only opens.
+
+    None: they may repeat, or comparing them takes longer than sorting them. CPUs write slots in turn.
+    """
+    rows = change.open_slot.shape[0]
+    if rows > _FEW:
+        return None
+
+    def none(closed: Array) -> Array:
+        return closed
+
+    def reopened(closed: Array) -> Array:
+        opened = jnp.where(change.open_mask, change.open_slot, jnp.int32(capacity))
+        again = jnp.any(change.close_slot[:, None] == opened[None], axis=1)
+        return closed & ~again
+
+    closed = control_flow.platform_dependent(change.close_mask, cpu=none, default=reopened)
+    return dataclasses.replace(change, close_mask=closed)
 
 
 def largest_written(slot: Array, priority: Array, capacity: int) -> Array:

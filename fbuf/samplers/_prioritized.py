@@ -134,9 +134,19 @@ def get_leaf(sampler: PrioritizedState, slot: Array) -> Array:
 
 
 def write_leaves(
-    sampler: PrioritizedState, slot: Array, leaf: Array, priority: Array, geometry: Geometry, token: Array
+    sampler: PrioritizedState,
+    slot: Array,
+    leaf: Array,
+    priority: Array,
+    geometry: Geometry,
+    token: Array,
+    *,
+    distinct: bool = False,
 ) -> PrioritizedState:
-    """Write leaves and priorities [A] (-inf: not an anchor); slot C is skipped, the last of equal slots wins."""
+    """Write leaves and priorities [A] (-inf: not an anchor); slot C is skipped, the last of equal slots wins.
+
+    `distinct`: as for `sum_tree.set_all`.
+    """
     if isinstance(sampler.tree, OnHost):
         return dataclasses.replace(sampler, tree=_host_priorities.set(cast(Any, sampler.tree), slot, leaf, token))
     capacity, slot = geometry.capacity, slot + token
@@ -149,7 +159,9 @@ def write_leaves(
         trees.append(sampler.top)
         leaves.append(priority)
         reduce.append("max")
-    written = dict(zip(reduce, sum_tree.set_all(trees, slot, leaves, capacity, reduce=reduce), strict=True))
+    written = dict(
+        zip(reduce, sum_tree.set_all(trees, slot, leaves, capacity, reduce=reduce, distinct=distinct), strict=True)
+    )
     return dataclasses.replace(sampler, tree=written["sum"], low=written.get("min"), top=written.get("max"))
 
 
@@ -285,12 +297,13 @@ class Prioritized(PrioritySampler):
         self, sampler: PrioritizedState, change: AnchorChange, geometry: Geometry, token: Array
     ) -> PrioritizedState:
         token = after(sampler, token)
-        slot, given, largest = _base.written_slots(change, geometry.capacity)
+        distinct = _base.without_reopened(change, geometry.capacity) if geometry.streams else None
+        slot, given, largest = _base.written_slots(distinct or change, geometry.capacity)
         priority = jnp.where(given, change.priority.reshape(-1), self.first_priority(sampler))
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
         leaf = jnp.concatenate([closed, leaf_of(sampler, priority)])
         stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), priority])
-        sampler = write_leaves(sampler, slot, leaf, stored, geometry, token)
+        sampler = write_leaves(sampler, slot, leaf, stored, geometry, token, distinct=distinct is not None)
         if sampler.log is not None:
             sampler = dataclasses.replace(sampler, log=anchor_log.apply(sampler.log, change, geometry, token))
         return seen(sampler, largest, token)

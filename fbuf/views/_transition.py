@@ -14,6 +14,7 @@ with m = n, or fewer if the episode ends earlier. `Transition` documents the end
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -268,7 +269,10 @@ class Transition(View):
         """Return the offset of the start of the episode (below -back: further away)."""
         back = self.back
         starts = has(near[:, : back + 1], START)
-        return jnp.max(jnp.where(starts, offset[:, : back + 1], jnp.int32(-back - self.n_step - 1)), axis=1)
+        at = jnp.where(starts, offset[:, : back + 1], jnp.int32(-back - self.n_step - 1))
+        if back >= MOST_IN_ORDER:
+            return jnp.max(at, axis=1)
+        return functools.reduce(jnp.maximum, [at[:, k] for k in range(back + 1)])  # a GPU fuses it with the reads
 
     def _end(self, near: Array, ahead: Array) -> tuple[Array, Array]:
         """Return the offset of the end of the episode (n: beyond n steps), and the flags of the last of these rows."""

@@ -1,5 +1,6 @@
 """Each option of `Prioritized` and `Ranked` against float64, on cases worked out by hand, and by chi-square."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -151,6 +152,51 @@ def test_gpus_draw_the_same_rows_where_every_priority_is_zero(replace):
     for priority in (np.zeros(30, np.float32), np.ones(30, np.float32)):
         state = buffer.extend(state, rows, priority=priority)
         jax.tree.map(np.testing.assert_array_equal, *both(state))
+
+
+@pytest.mark.parametrize(("n_step", "stack", "lanes"), [(1, None, 2), (2, 3, 1)])
+def test_accelerators_write_each_slot_of_a_priority_once(n_step, stack, lanes, monkeypatch):
+    """A slot closes and opens again in one write: in any order, its priority is that of the row that opens."""
+    view = same_step.Transition(n_step=n_step, stack=stack)
+    buffer = fbuf.Buffer(8 * lanes, sampler=Prioritized(), view=view, lanes=lanes)
+    rng, write = np.random.default_rng(0), sum_tree.set_all
+    orders = []
+
+    def write_backwards(trees, index, leaves, capacity, *, reduce, distinct=False):
+        orders.append(distinct)
+        if distinct:
+            index, leaves = index[::-1], [leaf[::-1] for leaf in leaves]
+        return write(trees, index, leaves, capacity, reduce=reduce, distinct=distinct)
+
+    twin = dataclasses.replace(buffer, view=dataclasses.replace(view, gamma=0.5))  # of another program
+
+    def step(buffer, state, rows, priority, index, error):
+        state = buffer.extend(state, rows, priority=priority)
+        return state, buffer.update_priority(state, index, error)
+
+    @jax.jit
+    def both(*arguments):
+        with as_on_gpus(), monkeypatch.context() as patch:
+            patch.setattr(sum_tree, "set_all", write_backwards)
+            other = step(twin, *arguments)
+        return step(buffer, *arguments), other
+
+    row = {"obs": np.float32(0), "action": np.float32(0), "reward": np.float32(0)}
+    row |= {"terminated": np.bool_(False), "truncated": np.bool_(False)}
+    state = buffer.init(row)
+    for _ in range(6):
+        number = (5, lanes)
+        rows = {name: np.zeros(number, np.asarray(x).dtype) for name, x in row.items()}
+        rows["terminated"] = rng.random(number) < 0.2
+        generation = (state.ring.lap[0] + rng.integers(-1, 2, 40)).astype(np.uint32)
+        index = fbuf.Index(rng.integers(-1, buffer.capacity + 2, 40).astype(np.int32), generation)  # with repeats
+        error = np.where(rng.random(40) < 0.1, np.nan, rng.exponential(size=40)).astype(np.float32)
+        arguments = rows, rng.exponential(size=number).astype(np.float32), index, error
+        (state, updated), other = both(state, *arguments)
+        jax.tree.map(np.testing.assert_array_equal, (state, updated), other)
+    assert orders == [True, False]
+    stats = buffer.stats(updated)
+    assert all(stats[f"refused_{name}"] > 0 for name in ("nonfinite", "out_of_range", "stale", "closed"))
 
 
 @pytest.mark.parametrize("kind", [Prioritized, Ranked])

@@ -23,13 +23,15 @@ def use_path(monkeypatch, path):
         return path
     read = st._sibling_windows if path == "gpu" else st._sibling_elements
 
-    def set_as(trees, index, leaves, *, capacity, reduce, first):
+    def set_as(trees, index, leaves, *, capacity, reduce, first):  # of any indices, so not `distinct`
         if path == "gpu":
             first = st._first_dense(capacity, max(index.shape[0], st._SWEPT))
         return st._set_by_level(trees, index, leaves, capacity=capacity, reduce=reduce, first=first, read=read)
 
     monkeypatch.setattr(st, "_set_by_loop", set_as)
-    monkeypatch.setattr(st, "_descend_by_loop", functools.partial(st._descend_by_level, read=read))
+    monkeypatch.setattr(
+        st, "_descend_by_loop", functools.partial(st._descend_by_level, read=read, in_halves=path == "gpu")
+    )
     return path
 
 

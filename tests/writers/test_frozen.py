@@ -157,14 +157,14 @@ def test_the_nth_anchor(is_open, seed):
     expected = np.append(want, [capacity] * 2)[nth]
     np.testing.assert_array_equal(_scanned(flags, nth, np.ones(16, bool)), expected)
     wanted = rng.integers(0, 2, 16).astype(bool)
-    for sizes in ((32, 4096), (4, 5)):  # blocks of 1,024 rows, and of 256 in parts of 64, 16, 4 and 1
+    for sizes in ((8, 4096), (4, 2)):  # three blocks of 256 rows, and two of 512 in parts of 128 and 32
         found = _summed(flags, nth, wanted, sizes)
         np.testing.assert_array_equal(found, np.where(wanted, expected, capacity))
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _summed(flags, nth, wanted, sizes):
-    with mock.patch.multiple(anchors, _FAN_OUT=sizes[0], _MOST_BLOCKS=sizes[1]):
+    with mock.patch.multiple(anchors, _PARTS=sizes[0], _MOST_BLOCKS=sizes[1]):
         return anchors._nth_by_sums(flags, nth, wanted)
 
 
