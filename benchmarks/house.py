@@ -19,18 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 90,
     "public names": 150,
-    "code lines of fbuf/": 39_195,
+    "code lines of fbuf/": 39_277,
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 0,
-    "lines of tests/": 48_783,
-    "lines of tests/support/": 11_118,
+    "lines of tests/": 48_831,
+    "lines of tests/support/": 11_120,
     "test files that import tests": 0,
     "texts -k that choose tests": 0,
     "files of a traced device extend": 18,
     "moves of a traced device extend": 84,
     "files of a traced compressed sample": 31,
-    "moves of a traced compressed sample": 139,
+    "moves of a traced compressed sample": 141,
 }
 
 _FACADES = {

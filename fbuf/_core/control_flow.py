@@ -7,7 +7,7 @@ the operation that is being traced (`varying_as`). Elsewhere they are those of J
 `order_after_reads` finishes reads before later writes, without ordered effects and without copies. XLA often copies an array
 that a step reads and then writes in place, but not values that went through a conditional: so it is the identity as a
 conditional whose other branch never runs. Its token is the old one plus a zero that XLA cannot fold; every write adds the
-token to its indices. For a GPU XLA would turn the conditional into selects and read again in later kernels, so a barrier replaces it.
+token to its indices. GPUs need a barrier: XLA turns the conditional into selects there, and reads again in later kernels.
 Under `vmap` the predicate is reduced over the batch, because a batched conditional becomes a `select`.
 `sum_of_shards` sums statistics of rows over the shards of a sharded buffer.
 """
