@@ -595,10 +595,10 @@ class Buffer(BufferConfig):
           >>> int(buffer.stats(state)["size"])
           5
         """
-        from fbuf._buffer.summary import unlearnt
+        from fbuf._buffer.summary.collect import row_flags, unlearnt
 
         checks.check_state("Buffer.stats", self, state)
-        return read.stats(self, state)[1] | unlearnt(self, state)
+        return read.stats(self, state)[1] | unlearnt(self, state, lambda: row_flags(self, state)[1])
 
     def summary(self, state: BufferState, *, compare: int | None = 1 << 14) -> Summary:
         """Summarise the contents: ages, priorities, effective size, episodes, duplicates, bytes by leaf. Eager.

@@ -170,7 +170,7 @@ def _id_of(root: Path, folder: Path) -> str:
     return MINARI + "/".join(parts[1:]) if parts[:1] == ("minari",) else "/".join(parts) or str(root)
 
 
-def _there(options: argparse.Namespace) -> Path:
+def _folder(options: argparse.Namespace) -> Path:
     """Return the folder of the given data set; raise if it does not exist."""
     root, name = root_of("fbuf datasets", options.root), options.id
     if name.startswith(("/", "./", "../", "~")) or (Path(name) / NAME).is_file():
@@ -182,19 +182,19 @@ def _there(options: argparse.Namespace) -> Path:
 
 
 def _info(options: argparse.Namespace) -> int:
-    about = datasets.info(_there(options))
+    about = datasets.info(_folder(options))
     print(json.dumps(vars(about), indent=1) if options.json else about)
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    datasets.verify(_there(options))
+    datasets.verify(_folder(options))
     print("whole")
     return 0
 
 
 def _delete(options: argparse.Namespace) -> int:
-    folder = _there(options)
+    folder = _folder(options)
     about = datasets.info(folder)
     if not options.yes:
         if not sys.stdin.isatty():

@@ -104,13 +104,13 @@ def memory(buffer: Buffer | Replay, state: BufferState | None = None, *, ax: Any
       ['obs', 'reward', 'header']
     """
     call = "plot.memory"
-    of, held = _style.opened(call, buffer, state)
-    summary = of.summary(held, compare=0)
+    of, whole_state = _style.opened(call, buffer, state)
+    summary = of.summary(whole_state, compare=0)
     bars = [(name, leaf.stored, leaf.ratio) for name, leaf in summary.leaves.items() if leaf.stored is not None]
     bars = sorted(bars, key=lambda bar: -sum(bar[1]))
     parts = sorted(summary.parts.items(), key=lambda part: -sum(part[1]))
-    large = [(name, held, None) for name, held in parts if 200 * sum(held) > sum(summary.nbytes.values())]
-    small = [held for _, held in parts if 200 * sum(held) <= sum(summary.nbytes.values())]
+    large = [(name, nbytes, None) for name, nbytes in parts if 200 * sum(nbytes) > sum(summary.nbytes.values())]
+    small = [nbytes for _, nbytes in parts if 200 * sum(nbytes) <= sum(summary.nbytes.values())]
     bars += large
     if small:
         bars.append(("other", LeafBytes(*map(sum, zip(*small, strict=True))), None))
@@ -120,7 +120,7 @@ def memory(buffer: Buffer | Replay, state: BufferState | None = None, *, ax: Any
     names = [name for name, *_ in bars]
     left = [0.0] * len(bars)
     for place, color in zip(LeafBytes._fields, (palette.first, palette.second, palette.third), strict=True):
-        size = [getattr(held, place) for _, held, _ in bars]
+        size = [getattr(nbytes, place) for _, nbytes, _ in bars]
         if any(size):
             axes.barh(range(len(bars)), size, 0.7, left=left, color=color, label=f"{place} {human(sum(size))}")
             left = [a + b for a, b in zip(left, size, strict=True)]

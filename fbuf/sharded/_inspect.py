@@ -104,16 +104,11 @@ def can_add(sharded: Any, local: BufferState, number: jax.Array) -> tuple[Buffer
 
 
 def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:
-    """Return what `summary.unlearnt` does; nothing either where other processes have shards."""
-    anchors = state.shards.anchors
-    if anchors is None or not sharded.buffer.view.rule.window:
+    """Return the rows of all shards that no window learns, as `Buffer.stats` does; nothing if other processes have some."""
+    flags = None if state.shards.anchors is None else state.shards.anchors.flags
+    if isinstance(flags, jax.Array) and not isinstance(flags, jax.core.Tracer) and not flags.is_fully_addressable:
         return {}
-    if isinstance(anchors.flags, jax.core.Tracer) or not anchors.flags.is_fully_addressable:
-        return {}
-    found = _row_flags(sharded, state)[1]
-    if isinstance(found[1], jax.core.Tracer):  # a state from outside the trace
-        return {}
-    return {"unlearnt": jnp.int32(collect.count_unlearnt(sharded.buffer, *jax.device_get(found)))}
+    return collect.unlearnt(sharded.buffer, state.shards, lambda: _row_flags(sharded, state)[1])
 
 
 def seen(sharded: Any, state: ShardedState, compare: int = 0) -> Seen:

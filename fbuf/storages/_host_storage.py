@@ -243,7 +243,7 @@ class HostStorage(HostRows):
             raise ValueError(f"Buffer.resume: leaf '{missing[0]}' of {self!r} is on the device. Leave out keys.")
         store = self._open(geometry, spec, resume=verify)
         rows, count, cuts = _host_rows.resume(store, geometry, spec, structure, keys)
-        return rows, count, store.held, cuts
+        return rows, count, store.resumed, cuts
 
     def flush(self, rows: SideRows) -> None:
         cast(Store, _host_rows.store_of(rows)).flush()

@@ -261,7 +261,7 @@ def test_who_did_not_take_the_lock_removes_nothing(tmp_path, signed):
     store.write([np.ones((3, 1, 5), np.uint8)] * 2, None)
     store._folder.publish()
     store.close()
-    assert make(tmp_path, columns_of(None, None), resume=True).held == 3
+    assert make(tmp_path, columns_of(None, None), resume=True).resumed == 3
 
 
 def test_a_failed_store_is_removed_under_its_lock(tmp_path):
@@ -328,5 +328,5 @@ def test_a_removed_folder_is_noticed_at_the_next_write(tmp_path, how):
     assert (fetch(store, tickets)[0] == 7).all()  # what it holds can be read, and saved
     if how == "replaced":
         other.close()
-        assert make(path, columns, resume=True).held == 0
+        assert make(path, columns, resume=True).resumed == 0
     store.close()

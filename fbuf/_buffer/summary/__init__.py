@@ -4,7 +4,7 @@ One jitted call reads the state (`collect`); numpy computes statistics in float6
 millions of probabilities. For scalars inside a step there is `Buffer.stats`.
 """
 
-from fbuf._buffer.summary.collect import Seen, look, newest_of_each, seen, seen_of, seen_without_rows, unlearnt
+from fbuf._buffer.summary.collect import Seen, look, newest_of_each, seen, seen_of, seen_without_rows
 from fbuf._buffer.summary.statistics import Episodes, Quantiles
 from fbuf._buffer.summary.summary import LeafSummary, Summary, checked_compare, summary, summary_of
 
@@ -22,5 +22,4 @@ __all__ = [
     "seen_without_rows",
     "summary",
     "summary_of",
-    "unlearnt",
 ]

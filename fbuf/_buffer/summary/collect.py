@@ -7,6 +7,7 @@ has no flags, and the newest rows, if they are compared; these in blocks, which 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,9 +40,9 @@ BLOCK_BYTES = 1 << 24
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """numpy arrays [L, E] of rows in order of arrival; `held` marks those in the buffer. None: unknown or absent."""
+    """numpy arrays [L, E] of rows in order of arrival; `exists` marks those in the buffer. None: unknown or absent."""
 
-    held: np.ndarray  # bool
+    exists: np.ndarray  # bool
     age: np.ndarray  # int64, newer rows of the lane; with a Scattering writer, of all lanes
     anchor: np.ndarray  # bool, can be drawn
     uniform: bool  # whether all anchors are equally likely
@@ -60,7 +61,7 @@ class Seen:
         """Return lengths int64[K] of complete episodes, and the number of others; None: ends are unknown."""
         if self.start is None or self.end is None or self.reset is None:
             return None
-        return statistics.episode_lengths(self.held, self.start, self.end, self.reset)
+        return statistics.episode_lengths(self.exists, self.start, self.end, self.reset)
 
 
 def _hashes(buffer: BufferConfig, state: BufferState, slot: jax.Array, number: int) -> dict[str, jax.Array]:
@@ -104,7 +105,7 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, exists: jax
 def look(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferState, dict[str, Any]]:
     """Collect arrays; `number` of the newest rows per lane are compared."""
     slot, exists = arrival_order(buffer, state)
-    out: dict[str, Any] = {"held": exists, **_ends(buffer, state, slot, exists)}
+    out: dict[str, Any] = {"exists": exists, **_ends(buffer, state, slot, exists)}
     if state.scatter is not None:
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
@@ -135,11 +136,15 @@ def row_flags(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tu
     return state, (exists, jnp.where(exists, state.anchors.flags[slot], jnp.uint8(0)))
 
 
-def unlearnt(buffer: BufferConfig, state: BufferState) -> dict[str, Any]:
-    """Return the number of rows held that no window learns, reset rows aside; nothing under a trace, or without windows."""
+def unlearnt(buffer: BufferConfig, state: BufferState, flags_of: Callable[[], Any]) -> dict[str, Any]:
+    """Return the number of rows held that no window learns, reset rows aside; nothing under a trace, or without windows.
+
+    Args:
+      flags_of: Returns what `row_flags` does.
+    """
     if state.anchors is None or not buffer.view.rule.window or isinstance(state.anchors.flags, jax.core.Tracer):
         return {}
-    found = row_flags(buffer, state)[1]
+    found = flags_of()
     if isinstance(found[1], jax.core.Tracer):  # a state from outside the trace
         return {}
     return {"unlearnt": jnp.int32(count_unlearnt(buffer, *jax.device_get(found)))}
@@ -170,7 +175,7 @@ def newest_of_each(buffer: BufferConfig, compare: int) -> int:
 
 def seen_of(buffer: BufferConfig, raw: dict[str, Any]) -> Seen:
     """Return the arrays of `look`."""
-    exists = raw["held"]
+    exists = raw["exists"]
     if "number" in raw:
         arrived = [raw[name].astype(np.uint64) for name in ("number", "newest")]
         low_high = [(a[..., 0] | a[..., 1] << np.uint64(32)).astype(np.int64) for a in arrived]
@@ -180,7 +185,7 @@ def seen_of(buffer: BufferConfig, raw: dict[str, Any]) -> Seen:
     hashes = dict(raw.get("hashes", {}))
     readable = hashes.pop(TICKET, None)
     return Seen(
-        held=exists,
+        exists=exists,
         age=age,
         anchor=raw.get("anchor", exists),
         uniform=type(buffer.sampler).inspect is not Sampler.inspect and "probability" not in raw,

@@ -111,8 +111,8 @@ def episode_lengths(
     """Return lengths int64[K] of complete episodes, lane by lane, oldest first; and the number of incomplete ones.
 
     Args:
-      held, start, end, reset: bool[L, E], rows of each lane in order, held rows first. A `reset` row has the final observation
-        of the previous episode, and is not counted.
+      exists, start, end, reset: bool[L, E], rows of each lane in order, those that exist first. A `reset` row has the final
+        observation of the previous episode, and is not counted.
     """
     lengths, cut = [], 0
     for lane in range(exists.shape[1]):

@@ -240,7 +240,7 @@ def checked_compare(call: str, buffer: BufferConfig, state: Any, compare: int | 
 
 def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary:
     """Return the summary of what was collected."""
-    exists, anchor = found.held, found.anchor
+    exists, anchor = found.exists, found.anchor
     size, anchors = int(exists.sum()), int(anchor.sum())
     ages = found.age[anchor]
     chance: np.ndarray | None = None

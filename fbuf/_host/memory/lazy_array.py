@@ -93,14 +93,14 @@ class Lazy:
 class Identity:
     """Name an object by 64 random bits; a fork knows it by another name."""
 
-    __slots__ = ("_own",)
+    __slots__ = ("_word",)
     _process = secrets.token_hex(8)
 
     def __init__(self) -> None:
-        self._own = secrets.token_hex(8)
+        self._word = secrets.token_hex(8)
 
     def __str__(self) -> str:
-        return f"{self._own}{Identity._process}"
+        return f"{self._word}{Identity._process}"
 
     @classmethod
     def renew(cls) -> None:

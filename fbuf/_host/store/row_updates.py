@@ -46,7 +46,7 @@ class RowUpdates:
     """All updated rows of a store. Not thread-safe; exceptions leave it unchanged."""
 
     def __init__(self, codecs: Sequence[Codec | None], slack: int) -> None:
-        self.held: dict[int, RowUpdate] = {}  # by ticket
+        self.live: dict[int, RowUpdate] = {}  # by ticket
         self.made = 0
         self.nbytes = 0
         self._codecs = codecs
@@ -60,7 +60,7 @@ class RowUpdates:
 
         Without columns, a cut follows it.
         """
-        before = self.held.get(old)
+        before = self.live.get(old)
         values = dict(before.values) if before is not None else {}
         return RowUpdate(lane, count, values | ({c: self._encode(c, v) for c, v in fields.items()} or {CUT: _RAW}))
 
@@ -71,7 +71,7 @@ class RowUpdates:
             self.made += 1
             self.insert(UPDATE_BIT | self.made, update)
             tickets.append(UPDATE_BIT | self.made)
-            replaced = self.held.get(old)
+            replaced = self.live.get(old)
             if replaced is not None and replaced.superseded < 0:
                 replaced.superseded = self.made
                 self._superseded.append(old)
@@ -81,7 +81,7 @@ class RowUpdates:
 
     def insert(self, ticket: int, update: RowUpdate) -> None:
         """Store an update under this ticket."""
-        self.held[ticket] = update
+        self.live[ticket] = update
         self.nbytes += _size(update)
         origin = update.lane, update.count
         if origin not in self._origins:
@@ -96,12 +96,12 @@ class RowUpdates:
     def resume(self, made: int) -> None:
         """Resume after the updates of a checkpoint were inserted."""
         self.made = made
-        order = sorted((p.superseded, t) for t, p in self.held.items() if p.superseded >= 0)
+        order = sorted((p.superseded, t) for t, p in self.live.items() if p.superseded >= 0)
         self._superseded.extend(t for _, t in order)
 
     def _drop(self, ticket: int) -> bool:
         """Drop a superseded update unless it is too recent."""
-        update = self.held.get(ticket)
+        update = self.live.get(ticket)
         if update is not None:
             if self.made - update.superseded < self._slack:
                 return False
@@ -129,7 +129,7 @@ class RowUpdates:
                     self._remove(ticket)
 
     def _remove(self, ticket: int) -> None:
-        self.nbytes -= _size(self.held.pop(ticket))
+        self.nbytes -= _size(self.live.pop(ticket))
 
     def _encode(self, column: int, value: Array) -> bytes:
         kind, data = _RAW, bytes(flat(np.ascontiguousarray(value)))
@@ -201,7 +201,7 @@ class UpdateLog:
 
     def write(self, updates: RowUpdates, sync: bool = False) -> None:
         """Rewrite the log, and with `sync` wait for the disk. Raises OSError and leaves it unchanged if that fails."""
-        record = self._record({ticket & ~UPDATE_BIT: update for ticket, update in updates.held.items()}, updates.made)
+        record = self._record({ticket & ~UPDATE_BIT: update for ticket, update in updates.live.items()}, updates.made)
 
         def fill(file: File) -> None:
             file.write(record, 0)

@@ -167,7 +167,7 @@ def _load_stacks(part: StackedColumn, arrays: Sources, count: Array) -> None:
 
 def save_updates(updates: RowUpdates) -> dict[str, Array]:
     """Return updated rows as arrays."""
-    live = list(updates.held.items())
+    live = list(updates.live.items())
     rows = [(t & ~UPDATE_BIT, p.lane, p.count, p.superseded) for t, p in live]
     values = [(row, column, v) for row, (_, p) in enumerate(live) for column, v in p.values.items()]
     return {

@@ -100,7 +100,7 @@ class Store(TicketReads):
         self._parts: list[ColumnData] = [self._make.part(i) for i in range(len(self.columns))]
         self._updates = RowUpdates([c.codec for c in self.columns], slack)
         self._log: UpdateLog | None = None
-        self.held: Array = np.zeros(self._lanes, np.int64)  # rows of each lane that were there when it was opened
+        self.resumed: Array = np.zeros(self._lanes, np.int64)  # rows of each lane that were there when it was opened
         self.warning = ""  # what was wrong with the files then
         self._uncut: Array = np.zeros(
             lanes, bool
@@ -116,7 +116,7 @@ class Store(TicketReads):
             self._log = UpdateLog(folder)
             if not folder.fresh:
                 state = reopen(folder, self._parts, self._updates, self._log, self.depth, length)
-                self._count, self.held, self.warning = state
+                self._count, self.resumed, self.warning = state
 
     def _check_open(self) -> None:
         if self._closed:
@@ -347,7 +347,7 @@ class Store(TicketReads):
         if is_updated.any():
             stream = tickets.copy()
             for at in np.flatnonzero(is_updated).tolist():
-                update = self._updates.held.get(int(tickets[at]))
+                update = self._updates.live.get(int(tickets[at]))
                 stream[at] = 0 if update is None else self._ticket_of(update)
                 if update is not None and column in update.values:
                     found.append((at, update.values[column]))
@@ -366,7 +366,7 @@ class Store(TicketReads):
             low = np.maximum(self._count - self.length, 0 if self._folder is None else self._folder.first)
             lane, count = ranges(low, self._count)
             tickets[count % self.length, lane] = self._tickets.of(lane, count)
-            for ticket, update in sorted(self._updates.held.items()):
+            for ticket, update in sorted(self._updates.live.items()):
                 if update.count >= low[update.lane]:
                     tickets[update.count % self.length, update.lane] = ticket
                     cuts[update.count % self.length, update.lane] = CUT in update.values
@@ -608,7 +608,7 @@ class Store(TicketReads):
                 "payload_bytes": payload,
                 "raw_bytes": live * sum(c.nbytes for c in self.columns),
                 "dictionaries": dictionaries,
-                "row_updates": len(self._updates.held),
+                "row_updates": len(self._updates.live),
                 "nbytes": self._nbytes(),
             }
 
