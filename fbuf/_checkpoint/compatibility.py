@@ -16,8 +16,9 @@ import numpy as np
 
 from fbuf._buffer import init
 from fbuf._buffer.buffer import Buffer
-from fbuf._checkpoint import config_json, row_schema
+from fbuf._checkpoint import config_json
 from fbuf._checkpoint.config_json import config_text
+from fbuf._core import row_schema
 from fbuf._core.component import from_config
 from fbuf._core.pytree import Spec, is_under, needs_x64, spec_of
 from fbuf._core.row_format import RowFormat, format_of

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._checkpoint.row_schema import name_of_type
 from fbuf._core.component import COMPONENTS, named
+from fbuf._core.row_schema import name_of_type
 
 _REMOVED: dict[str, dict[str, Any]] = {
     "fbuf.samplers.Prioritized": {"decay": None, "keep": None, "spread": 0, "rho": ...},

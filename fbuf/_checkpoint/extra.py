@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._checkpoint import row_schema
 from fbuf._checkpoint.device_arrays import DeviceLeaf
+from fbuf._core import row_schema
 from fbuf._core.pytree import named_leaves
 from fbuf._formats import checkpoint
 

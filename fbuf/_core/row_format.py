@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax import export
 
+from fbuf._core import row_schema
 from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
 
 
@@ -48,34 +49,16 @@ def format_of(example: PyTree) -> RowFormat:
     return RowFormat(items, jax.tree.structure(example))
 
 
-def _encoded(tree: Any) -> Any:
-    """Return JSON of dicts, lists and tuples of numbers."""
-    if tree is None or type(tree) is int:
-        return tree
-    if type(tree) is dict and all(type(key) is str for key in tree):
-        return {"dict": {key: _encoded(child) for key, child in tree.items()}}
-    if type(tree) in (list, tuple):
-        return {type(tree).__name__: [_encoded(child) for child in tree]}
-    raise TypeError(f"Buffer: rows contain {type(tree).__name__}, not exportable; expected dicts, lists or tuples.")
-
-
-def _decoded(tree: Any) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    ((kind, children),) = tree.items()
-    if kind == "dict":
-        return {key: _decoded(child) for key, child in children.items()}
-    return (list if kind == "list" else tuple)(_decoded(child) for child in children)
-
-
 def _to_bytes(aux: Any) -> bytes:
-    order = aux.structure.unflatten(range(aux.structure.num_leaves))
-    return json.dumps([aux.items, _encoded(order)]).encode()
+    structure = row_schema.encode(aux.structure)
+    if (custom := row_schema.custom_node(structure)) is not None:
+        raise TypeError(f"Buffer: rows contain {custom}, not exportable; expected dicts, lists or tuples.")
+    return json.dumps([aux.items, structure]).encode()
 
 
 def _from_bytes(data: Any) -> RowFormat:
-    items, order = json.loads(bytes(data).decode())
-    return RowFormat(tuple((n, tuple(shape), dtype) for n, shape, dtype in items), jax.tree.structure(_decoded(order)))
+    items, structure = json.loads(bytes(data).decode())
+    return RowFormat(tuple((n, tuple(shape), dtype) for n, shape, dtype in items), row_schema.decode(structure))
 
 
 jax.tree_util.register_static(RowFormat)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fbuf._buffer import init
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._checkpoint import row_schema
+from fbuf._core import row_schema
 from fbuf._core.arguments import check_choice
 from fbuf._core.pytree import PyTree, named_leaves, nested
 from fbuf._formats import dataset

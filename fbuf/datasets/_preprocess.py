@@ -23,7 +23,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, anchor_set
-from fbuf._checkpoint import row_schema
+from fbuf._core import row_schema
 from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import PyTree, named_leaves, tree_bytes
