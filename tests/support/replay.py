@@ -1,5 +1,6 @@
 """Replays shared by tests of threads, and actors and learners that check every row they draw."""
 
+import contextlib
 import gc
 import os
 import threading
@@ -145,7 +146,14 @@ def resident():
 def soak(name, batches):
     """Actors and two learners share a replay until each learner drew `batches`: no row is lost, doubled or torn."""
     buffer, limit = BUFFERS[name]
-    replay = fbuf.Replay(buffer, FRAMES, limit=limit)
+    with contextlib.closing(
+        fbuf.Replay(buffer, FRAMES, limit=limit)
+    ) as replay:  # else a test that fails leaves its threads
+        _share(name, batches, replay, limit)
+
+
+def _share(name, batches, replay, limit):
+    buffer = replay.buffer
     threads_before, added, drawn = threading.active_count(), [0] * ACTORS, [list[Any]() for _ in range(2)]
     count, failures = [0, 0], list[BaseException]()
 
