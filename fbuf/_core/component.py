@@ -107,11 +107,11 @@ def _without_hash(self: Any) -> dict[str, Any]:  # string hashes differ between 
     return {k: v for k, v in self.__dict__.items() if k != "_hash"}
 
 
-def _frozen(cls: Any) -> Any:
+def _frozen(cls: Any, has_repr: bool) -> Any:
     """Make a frozen dataclass whose methods are shared: `dataclasses` would compile them for each class in `import fbuf`."""
     made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     made.__eq__, made.__hash__ = _equal, _hash
-    if "__repr__" not in cls.__dict__:
+    if not has_repr:
         made.__repr__ = _repr
     return made
 
@@ -147,7 +147,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
                 ) from None
 
     cls.__post_init__ = __post_init__
-    made = _frozen(cls)
+    made = _frozen(cls, "__repr__" in cls.__dict__)
     by_name = made.__init__
     fields = {f.name: f.type for f in dataclasses.fields(made)}
     choices = {name: found for name, kind in fields.items() if (found := _choices(kind))[0]}
@@ -174,7 +174,7 @@ def state(cls: Any) -> Any:
     array, least and largest value (numbers or arrays that broadcast) of fields. `fbuf.load` refuses other values, in this
     order, so that a range may rely on those before it.
     """
-    made = _frozen(cls)
+    made = _frozen(cls, cls.__repr__ is not object.__repr__)
     STATES.add(made)
     _register_state(made)
     export.register_pytree_node_serialization(
