@@ -78,6 +78,6 @@ def png(image: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-def data_uri(file: bytes, kind: str = "image/png") -> str:
-    """Return a file as the address of itself, for HTML without other files."""
-    return f"data:{kind};base64,{base64.b64encode(file).decode()}"
+def data_uri(file: bytes) -> str:
+    """Return a PNG as the address of itself, for HTML without other files."""
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"

@@ -171,18 +171,16 @@ def learn(config: Config, learner: Learner, batch: fbuf.Sample) -> tuple[Learner
 
 
 def make_step(
-    buffer: fbuf.Buffer, config: Config, batch_size: int = BATCH_SIZE
+    buffer: fbuf.Buffer, config: Config
 ) -> Callable[[Learner, fbuf.BufferState, jax.Array, Rows], tuple[Learner, fbuf.BufferState, Metrics]]:
     """Return the whole training step, "the DQN step" of the benchmarks.
 
     Args:
       buffer: From `make_buffer`.
       config: Of the learner.
-      batch_size: Rows per batch.
     Returns:
       `step(learner, replay, key, rows) -> (learner, replay, metrics)`, jitted; learner and replay are donated. `key` may
-      be the
-      same in every step. `rows` has leaves `[4, lanes, ...]` (another number of rows compiles again).
+      be the same in every step. `rows` has leaves `[4, lanes, ...]` (another number of rows compiles again).
     """
 
     def step(
@@ -192,7 +190,7 @@ def make_step(
         progress = learner.steps.astype(jnp.float32) / jnp.float32(config.beta_steps)
         beta = jnp.float32(0.4) + jnp.float32(0.6) * jnp.minimum(progress, jnp.float32(1))
         key = jax.random.fold_in(key, learner.steps)
-        replay, batch = buffer.sample(replay, key, batch_size, beta=beta)
+        replay, batch = buffer.sample(replay, key, BATCH_SIZE, beta=beta)
         learner, td_error, metrics = learn(config, learner, batch)
         replay = buffer.update_priority(replay, batch.index, td_error)
         return learner, replay, metrics

@@ -23,7 +23,6 @@ class Colors(NamedTuple):
     first: str
     second: str
     third: str
-    ink: Any  # text and lines
 
 
 def colors(axes: Any) -> Colors:
@@ -31,13 +30,12 @@ def colors(axes: Any) -> Colors:
     from matplotlib import colors as of
     from matplotlib import rcParams
 
-    ink = rcParams["text.color"]
     face, figure = of.to_rgba(axes.get_facecolor()), axes.get_figure()
     if face[3] < 0.5 and figure is not None:  # transparent: that of the figure
         face = of.to_rgba(figure.get_facecolor())
     # On an unknown page, bright text means a dark background.
-    dark = _light(face) < 0.5 if face[3] >= 0.5 else _light(of.to_rgba(ink)) > 0.5
-    return Colors("#56B4E9", "#E69F00", "#2FCB9A", ink) if dark else Colors("#0072B2", "#D55E00", "#009E73", ink)
+    dark = _light(face) < 0.5 if face[3] >= 0.5 else _light(of.to_rgba(rcParams["text.color"])) > 0.5
+    return Colors("#56B4E9", "#E69F00", "#2FCB9A") if dark else Colors("#0072B2", "#D55E00", "#009E73")
 
 
 def _light(color: tuple[float, ...]) -> float:
