@@ -351,7 +351,7 @@ class Engine:
     def _readable(self) -> RowBlock | None:
         """Return the block whose rows are those that will be written, or write the collected rows."""
         block = self.block if self.buffer.on_write is None else None
-        if block is None or block.masked:
+        if block is None or block.masked or block.count >= block.most_read:
             self.flush()
         return block
 

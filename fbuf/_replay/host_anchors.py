@@ -8,6 +8,7 @@ opens and closes within a block (`row_block.longest`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -43,6 +44,9 @@ class HostAnchors:
         # Flags that a row has because of those of the row before.
         self._follows = [_following(before, rule.reset_rows) for before in range(256)]
         self._known: tuple[Any, int] = None, 0
+        self._each_shift = np.array(
+            [self._lanes, 1] * self._lanes
+        )  # of `_shifts`, where each lane opens and closes an anchor
         self._decided: dict[Any, tuple[Any, tuple[int, ...]]] = {}  # what the view's `opened` returns, by its arguments
 
     def follow(self, state: BufferState, arrays: HeldArrays, rings: Rings, block: RowBlock | None) -> int:
@@ -74,7 +78,8 @@ class HostAnchors:
         self._more = [0] * self._lanes  # how many
         self.flags = np.zeros(most if self._plain else (most, self._lanes), np.uint8)  # of the rows of the block
         self._by_step = self.flags.reshape(-1, self._lanes)
-        self._closing: list[tuple[int, int]] = []
+        self._closing: list[list[int]] = []
+        self._bounds: np.ndarray[Any, Any] | None = None
         self._seen, self.total = 0, sum(self._left)
 
     def _add(self, held: np.ndarray[Any, Any], block: RowBlock) -> None:
@@ -86,38 +91,71 @@ class HostAnchors:
             column = block.columns[leaf][first:last].reshape(-1).tolist()
             if any(column):
                 ended = [flags | bits if end else flags for flags, end in zip(ended, column, strict=True)]
-        follows, opened, cursor, checks = self._follows, self._opened, self._cursor, self._view.checks
-        left, more, head, memory, decided = self._left, self._more, self._head, self._memory, self._decided
+        follows, memory, checks = self._follows, self._memory, self._view.checks
+        left, more, head = self._left, self._more, self._head
         for step in range(first, last):
-            every, number = self._newest, step * lanes
-            ends = ended[number - first * lanes : number - (first - 1) * lanes]
-            after = [follows[flags] | end for flags, end in zip(every, ends, strict=True)]
+            every, number = self._newest, (step - first) * lanes
+            after = [follows[b] | end for b, end in zip(every, ended[number : number + lanes], strict=True)]
             self._newest = after
             if any(after):
                 self._by_step[step] = after
-            for lane, key in enumerate(zip(memory[:], after, every, strict=True)):
-                while closing[-1][0] == number:
-                    head[lane] += 1
-                    left[lane] -= 1
-                    self.changes.append(-1 - closing.pop()[1])
-                number += 1
-                memory[lane], backs = decided.get(key) or self._decide(key)
+            keys, closed = list(zip(memory, after, every, strict=True)), closing.pop()
+            if lanes > 1 and self._add_alike(step, keys, closed):
+                continue
+            self._bounds = None
+            for number in closed:
+                lane = number % lanes
+                head[lane] += 1
+                left[lane] -= 1
+                self.changes.append(-1 - number)
+            for lane, key in enumerate(keys):
+                memory[lane], backs = self._decide(key)
                 for back in backs:
                     if not checks or self._learns(lane, step, back, held.item):
-                        slot = (cursor[lane] + step - back) % length * lanes + lane
-                        opened[lane, more[lane]] = slot
+                        slot = (self._cursor[lane] + step - back) % length * lanes + lane
+                        self._opened[lane, more[lane]] = slot
                         more[lane] += 1
                         self.changes.append(slot)
         self._seen, self.total = last, sum(left) + sum(more)
 
-    def _decide(self, key: tuple[Any, int, int]) -> tuple[Any, tuple[int, ...]]:
-        if len(self._decided) >= _MOST_KNOWN:
-            self._decided.clear()
-        self._decided[key] = self._view.opened(*key)
-        return self._decided[key]
+    def _add_alike(self, step: int, keys: list[Any], closed: list[int]) -> bool:
+        """Add a row that opens and closes one anchor in each of several lanes, at once; False if it does not."""
+        lanes, length = self._lanes, self._length
+        if not closed or closed != list(range(closed[0], closed[0] + lanes)) or keys.count(keys[0]) != lanes:
+            return False
+        memory, backs = self._decide(keys[0])
+        if (
+            len(backs) != 1
+            or self._view.checks
+            or self._rings.next_slot is None
+            or self._more.count(self._more[0]) != lanes
+        ):
+            return False
+        first = (self._cursor[0] + step - backs[0]) % length * lanes
+        slots = list(range(first, first + lanes))
+        self._opened[:, self._more[0]] = slots
+        self._memory[:] = [memory] * lanes
+        self._head[:] = [number + 1 for number in self._head]
+        self._left[:] = [number - 1 for number in self._left]
+        self._more[:] = [number + 1 for number in self._more]
+        self.changes += [-1 - slot for slot in closed]
+        self.changes += slots
+        if self._bounds is not None:
+            self._bounds[::2] -= 1
+            self._shifts += self._each_shift
+        return True
 
-    def _closed_by(self, held: np.ndarray[Any, Any], most: int) -> list[tuple[int, int]]:
-        """Return the held anchors that `most` rows close: `step * lanes + lane` of the row, last first, and their slots.
+    def _decide(self, key: tuple[Any, int, int]) -> tuple[Any, tuple[int, ...]]:
+        """Return what the view's `opened` does."""
+        decided = self._decided.get(key)
+        if decided is None:
+            if len(self._decided) >= _MOST_KNOWN:
+                self._decided.clear()
+            decided = self._decided[key] = self._view.opened(*key)
+        return decided
+
+    def _closed_by(self, held: np.ndarray[Any, Any], most: int) -> list[list[int]]:
+        """Return the slots of held anchors that each of `most` rows closes, in order of their lanes; the last row first.
 
         A row closes the anchor that it overwrites, and those that lack earlier frames from then on.
         """
@@ -128,9 +166,11 @@ class HostAnchors:
         began = np.maximum.accumulate(np.where(flags & START, row, -2 * length))
         step = np.maximum(length + np.maximum(began, row - back), length - size)
         closes = (flags & ANCHOR != 0) & (step < most) & (row >= -size)
-        number, slot = (step * lanes + np.arange(lanes))[closes], slot[closes]
-        order = number.argsort(kind="stable")[::-1]
-        return [(-1, -1), *zip(number[order].tolist(), slot[order].tolist(), strict=True)]
+        step, lane, slot = (np.broadcast_to(x, slot.shape)[closes] for x in (step, np.arange(lanes), slot))
+        order = np.lexsort((lane, step))  # stable
+        bounds = step[order].searchsorted(np.arange(most + 1)).tolist()
+        slots = slot[order].tolist()
+        return [slots[begin:end] for begin, end in pairwise(bounds)][::-1]
 
     def _flags(self, lane: int, step: int, held: Item) -> int:
         """Return the flags of a row, counted from the first of the block."""
@@ -146,28 +186,31 @@ class HostAnchors:
         near = [self._flags(lane, row, held) if row <= step else 0 for row in range(first, last + 1)]
         return bool(view.learns(np.array([near], np.uint8)))
 
-    def slots(self, queue: np.ndarray[Any, Any], rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the slots of anchors int64[B], counted lane by lane, oldest first."""
+    def slots(self, queue: np.ndarray[Any, Any], rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
+        """Return the slots of anchors int64[B], counted lane by lane, oldest first; and which opened with collected rows.
+
+        Only the rows of these may be among the collected ones: an anchor opens with the last of its rows.
+        """
         if self._lanes == 1:
             slot = queue.take(rank + self._head[0], mode="wrap").astype(np.int64)
             (new,) = (rank >= self._left[0]).nonzero()
             if new.size:
                 slot[new] = self._opened[0].take(rank.take(new) - self._left[0])
-            return slot
-        bounds, shift, end = list[int](), list[int](), 0
-        for lane, (left, more, head) in enumerate(zip(self._left, self._more, self._head, strict=True)):
-            first, queued = end, end + left
-            end = queued + more
-            bounds += queued, end
-            shift += (head - first) * self._lanes + lane, -queued
-        # of each lane what the state has, then what opened since
-        part = np.array(bounds).searchsorted(rank, side="right")
-        shifts = np.array(shift).take(part)
+            return slot, new
+        if self._bounds is None:
+            # Of each lane what the state has, then what opened since.
+            left, more, head, lane = np.array((self._left, self._more, self._head, range(self._lanes)))
+            end = np.cumsum(left + more)
+            first = end - left - more
+            self._bounds = np.stack((first + left, end), 1).reshape(-1)
+            self._shifts = np.stack(((head - first) * self._lanes + lane, -first - left), 1).reshape(-1)
+        part = self._bounds.searchsorted(rank, side="right")
+        shifts = self._shifts.take(part)
         slot = queue.take(rank * self._lanes + shifts, mode="wrap").astype(np.int64)
         (new,) = (part & 1).nonzero()
         if new.size:
             slot[new] = self._opened[part.take(new) >> 1, rank.take(new) + shifts.take(new)]
-        return slot
+        return slot, new
 
 
 def _following(before: int, reset_rows: bool) -> int:

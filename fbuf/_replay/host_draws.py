@@ -58,6 +58,7 @@ class Drawn(NamedTuple):
     slot: np.ndarray[Any, Any]
     chance: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any]
+    new: np.ndarray[Any, Any] | None = None  # those that opened with collected rows, where known
 
 
 class HostDraws:
@@ -91,28 +92,23 @@ class HostDraws:
 
         None if there are no anchors, or if NumPy rounds this batch otherwise than XLA.
         """
-        state, arrays, anchors = engine.state, engine.arrays, self._anchors
-        more = 0 if block is None else block.count
-        held = rings = self._rings.read(state.header)
-        if anchors is None:
-            rings = self._rings.read(state.header, more)
-        total = rings.total if anchors is None else anchors.follow(state, arrays, held, block)
+        total = self._count(engine, block)
         if not total:
             return None
+        state, anchors, more = engine.state, self._anchors, 0 if block is None else block.count
         after, bits = self._bits(key, size)
         self._key = None  # an interrupt may come before the end
-        drawn = self._drawn(engine, block, rings, total, bits, size, numbers)
+        drawn = self._drawn(engine, more, total, bits, size, numbers)
         if drawn is None:
             return None
         slot = drawn.slot
-        leaves, flags, _ = arrays.read(state)
+        leaves, flags, _ = engine.arrays.read(state)
         rows = HeldRows(*self._shape, leaves, flags, block, None if anchors is None else anchors.flags)
-        rows.around(slot, held, self._view.ahead)
+        rows.around(slot, self._rings.read(state.header), self._view.ahead, drawn.new)
         leaves = self._view.read(rows, slot)
         if leaves is None:
             return None
         index, generation = slot.astype(np.int32), self._rings.generation(state.header, slot, more)
-        self._note(engine, block, index, generation)
         leaves += [index, generation, drawn.chance, drawn.weight, self._mask.copy()]
         self._key = after
         return after, HostBatch(leaves, self._structure)
@@ -121,25 +117,25 @@ class HostDraws:
         """Return functions that lower the programs of such draws, but for the random bits; with the rows of `block`, if any."""
         return []
 
-    def _note(
-        self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any]
-    ) -> None:
-        """Note which rows were drawn."""
+    def _count(self, engine: Any, block: RowBlock | None) -> int:
+        """Return the number of anchors of the engine's state with the rows of `block`; 0 also where only a program can draw."""
+        rings = self._rings.read(engine.state.header)
+        if self._anchors is None:
+            return self._rings.read(engine.state.header, 0 if block is None else block.count).total
+        return self._anchors.follow(engine.state, engine.arrays, rings, block)
 
-    def _drawn(
-        self, engine: Any, block: RowBlock | None, rings: Rings, total: int, bits: Any, size: int, numbers: Any
-    ) -> Drawn | None:
-        """Draw from `total` anchors. None: only a program can."""
+    def _drawn(self, engine: Any, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
+        """Draw from `total` anchors, of a state and `more` rows in each lane. None: only a program can."""
         # As `random.randint_below`: the high word of a product of 64 and 32 bits. `total` has 31.
         rank, low = bits * total
         low >>= 32
         rank += low
         rank >>= 32
         if self._anchors is None:
-            slot = self._slots(rings, rank)
+            slot, new = self._slots(self._rings.read(engine.state.header, more), rank), None
         else:
-            slot = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
-        return Drawn(slot, self._weight * (np.float32(1) / np.float32(total)), self._weight.copy())
+            slot, new = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
+        return Drawn(slot, self._weight * (np.float32(1) / np.float32(total)), self._weight.copy(), new)
 
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the slots of rows int64[B], counted lane by lane, oldest first."""

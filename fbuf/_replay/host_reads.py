@@ -23,6 +23,8 @@ from fbuf._replay.row_block import RowBlock
 from fbuf.storages import Device
 from fbuf.writers import Ring
 
+_FEW = 4  # rows that a loop copies faster than NumPy
+
 
 class HostBatch(NamedTuple):
     """Leaves of a `Sample` as NumPy arrays that nothing else refers to."""
@@ -68,8 +70,8 @@ class At(NamedTuple):
     """Where rows are: in slots of the state, modulo C, except for those that are in a `RowBlock`."""
 
     slot: np.ndarray[Any, Any]
-    new: Any = None  # which are in the block, if any
-    index: Any = None  # of these in the columns of the block
+    new: Any = None  # which are in the block, if any; few as a list
+    index: Any = None  # of these in the columns of the block; so of each of few
 
 
 class HeldArrays:
@@ -118,30 +120,36 @@ class HeldRows:
         self.lanes, self._length, self._by_lane = lanes, length, by_lane
         self._leaves, self._flags, self._block, self._fresh = leaves, flags, block, fresh
         self._near: np.ndarray[Any, Any] | None = None  # entries of a batch some of whose rows may be in the block
+        self._few: list[int] = []  # them, if few
         self._begin: Any = 0  # the slot of the first row of the block, less its lane; of each of these entries
 
-    def around(self, slot: np.ndarray[Any, Any], rings: Rings, ahead: int) -> None:
+    def around(self, slot: np.ndarray[Any, Any], rings: Rings, ahead: int, new: np.ndarray[Any, Any] | None) -> None:
         """Prepare to read rows around slots int64[B], up to `ahead` after them, in the block or a state of these rings.
 
-        Of an anchor whose earlier rows the block overwrites, which are of another episode, no collected row is read.
+        Only those of the entries `new` may be in the block. By default these are found by their slots. Of an anchor whose
+        earlier rows the block overwrites, which are of another episode, no collected row is read.
         """
         if self._block is None or not self._block.count:
             return
         first: Any = rings.next_slot
-        cursor = first // self.lanes if first is not None else rings.cursor.take(slot % self.lanes)
-        begin, number = (cursor - ahead) * self.lanes, (self._block.count + ahead) * self.lanes
-        step = slot - begin
-        if first is None or not 0 <= begin <= self._length * self.lanes - number:
-            step %= self._length * self.lanes
-        (near,) = (step.view(np.uint64) < number).nonzero()  # those before are large
-        if near.size:
-            begin = cursor * self.lanes
-            self._near, self._begin = near, begin if first is not None else begin.take(near)
+        if new is None:
+            cursor = first // self.lanes if first is not None else rings.cursor.take(slot % self.lanes)
+            begin, number = (cursor - ahead) * self.lanes, (self._block.count + ahead) * self.lanes
+            step = slot - begin
+            if first is None or not 0 <= begin <= self._length * self.lanes - number:
+                step %= self._length * self.lanes
+            (new,) = (step.view(np.uint64) < number).nonzero()  # those before are large
+        if new.size:
+            self._near = new
+            self._begin = first if first is not None else rings.cursor.take(slot.take(new) % self.lanes) * self.lanes
+            self._few = new.tolist() if new.size <= _FEW and first is not None else []
 
     def at(self, slot: np.ndarray[Any, Any], by_step: bool = False) -> At:
         """Return the places of slots int64[B], [B, T], or if `by_step` [T, B], in range modulo C."""
         if self._near is None or self._block is None:
             return At(slot)
+        if self._few:
+            return self._at_few(slot, by_step, self._block.count)
         step = slot.take(self._near, -1 if by_step else 0)
         step -= self._begin if by_step or step.ndim == 1 or np.ndim(self._begin) == 0 else self._begin[:, None]
         step %= self._length * self.lanes
@@ -152,11 +160,21 @@ class HeldRows:
         new: Any = (found[0], entry) if by_step else (entry, *found[1:])
         return At(slot, new, np.divmod(index, self.lanes) if self._by_lane else index)
 
+    def _at_few(self, slot: np.ndarray[Any, Any], by_step: bool, count: int) -> At:
+        new, index, capacity = list[Any](), list[Any](), self._length * self.lanes
+        for entry in self._few:
+            for time, place in enumerate((slot[:, entry] if by_step else slot[entry]).reshape(-1).tolist()):
+                step = (place - self._begin) % capacity
+                if step < count * self.lanes:
+                    new.append(entry if slot.ndim == 1 else (time, entry) if by_step else (entry, time))
+                    index.append(divmod(step, self.lanes) if self._by_lane else step)
+        return At(slot, new, index) if new else At(slot)
+
     def flags(self, at: At) -> np.ndarray[Any, Any]:
         """Return the flags of rows, uint8[B]."""
         flags: np.ndarray[Any, Any] = self._flags.take(at.slot, mode="wrap")
         if at.new is not None:
-            flags[at.new] = self._fresh[at.index]
+            _put(flags, at, self._fresh)
         return flags
 
     def take(self, number: int, at: At) -> np.ndarray[Any, Any]:
@@ -168,5 +186,14 @@ class HeldRows:
         leaves = [self._leaves[number].take(at.slot, 0, None, "wrap") for number in numbers]
         if at.new is not None and self._block is not None:
             for number, leaf in zip(numbers, leaves, strict=True):
-                leaf[at.new] = self._block.columns[number][at.index]
+                _put(leaf, at, self._block.columns[number])
         return leaves
+
+
+def _put(leaf: np.ndarray[Any, Any], at: At, column: np.ndarray[Any, Any]) -> None:
+    """Set the rows that are in the block."""
+    if isinstance(at.new, list):
+        for entry, index in zip(at.new, at.index, strict=True):
+            leaf[entry] = column[index]
+    else:
+        leaf[at.new] = column[at.index]

@@ -21,7 +21,6 @@ from fbuf._core.component import with_fields
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
 from fbuf._replay.host_draws import Drawn, HostDraws
-from fbuf._replay.host_rings import Rings
 from fbuf._replay.priority_update import PriorityUpdate, packed_update
 from fbuf._replay.programs import sequential_options
 from fbuf._replay.row_block import RowBlock, unpack
@@ -88,29 +87,35 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
         super().drop()
-        # Of the last batch: what was held, and the bytes of slots and generations.
-        self._noted: tuple[Any, ...] = None, 0, 0, b""
+        self._noted: tuple[Any, ...] = None, 0, 0, np.zeros(0, int)  # of the last batch what was held, and its slots
         self._opened = list[int]()  # changes of collected rows that are in the tree
         self._new: Any = ()  # those that the next draw makes
 
     def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
-        """Draw as `HostDraws`. None also while a row waits for later ones whose priority was given."""
+        """Draw as `HostDraws`, and note the rows."""
+        drawn = super().draw(engine, block, key, size, numbers)
+        if drawn is not None:
+            self._noted = *self._held(engine, block), self._slot
+        return drawn
+
+    def _count(self, engine: Any, block: RowBlock | None) -> int:
+        """Return the number of anchors; 0 also while a row waits for later ones whose priority was given."""
         anchors = engine.state.anchors
         if anchors is not None:
             if anchors.tail_priority is not self._waits[0]:
                 given = bool((np.asarray(memoryview(anchors.tail_priority)) >= 0).any())
                 self._waits = anchors.tail_priority, given
             if self._waits[1]:
-                return None
+                return 0
         self._new = () if block is None else self._changes(engine, block)
+        if len(self._new) <= self._most and block is not None and self._anchors is not None:
+            return self._anchors.total
         if len(self._new) > self._most:
             engine.flush()
             self._new = ()
-        return super().draw(engine, block, key, size, numbers)
+        return super()._count(engine, block)
 
-    def _drawn(
-        self, engine: Any, block: RowBlock | None, rings: Rings, total: int, bits: Any, size: int, numbers: Any
-    ) -> Drawn | None:
+    def _drawn(self, engine: Any, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
         new, update = self._new, self.update
         most = self._most if len(new) or update is not None else 0
         draw, words, floats = self._words(size, most, update)
@@ -129,6 +134,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         chance, slot = drawn.real.copy(), drawn.imag.view(np.int32).astype(np.int64)
         if chance[0] != chance[0]:  # NaN: every leaf is 0
             return None
+        self._slot = slot
         return Drawn(slot, chance, weight.reshape(-1)[:size].copy())
 
     def _words(self, size: int, changed: int, update: np.ndarray[Any, Any] | None) -> tuple[Any, Any, Any]:
@@ -169,11 +175,6 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         slots = (self._rings.read(header).cursor + steps[:, None]) % length * lanes + np.arange(lanes)
         return slots.reshape(-1).tolist()
 
-    def _note(
-        self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any]
-    ) -> None:
-        self._noted = *self._held(engine, block), slot.tobytes() + generation.tobytes()
-
     def _held(self, engine: Any, block: RowBlock | None) -> tuple[Any, int, int]:
         return engine.state.header, *((0, 0) if block is None else (block.cleared, block.count))
 
@@ -187,7 +188,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         header, *counts, drawn = self._noted
         now, *same = self._held(engine, block)
         slot, _, generation = packed
-        held = header is now and counts == same and slot.tobytes() + generation.tobytes() == drawn
+        held = header is now and counts == same and slot.size == drawn.size and not (slot - drawn).any()
+        held = held and not (generation.view(_UINT) - self._rings.generation(now, drawn, same[1])).any()
         if not held and not (self._buffer.dense and self._rings.holds(now, slot, generation.view(_UINT), same[1])):
             return False
         self.settle(engine)

@@ -2,7 +2,7 @@
 
 One jitted call costs about 50 us, whether it writes one row or sixteen. `Replay` copies single rows into a NumPy array of
 records instead, and writes them when it is full or before anything reads the state. The records cross to JAX as one array of
-bytes, because each array costs some microseconds. They have a mask, and one of two lengths, so that few programs are compiled.
+bytes, because each array costs some microseconds. They have a mask, and one of few lengths, so that few programs are compiled.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import DTYPES, PyTree, fits, needs_x64
 
 _SHORT = 16  # rows; XLA runs such a write in the calling thread
+_MOST_READ = 512  # rows of all lanes; a draw from more costs more than to write them
 _MOST_BYTES = 1 << 20
 _NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
 
@@ -45,7 +46,11 @@ class RowBlock:
             numbers = () if shape else _NUMBERS[dtype.kind]
             self._columns.append((column, dtype, wide, shape, numbers, *_bounds(dtype)))
         self.columns = [column for column, *_ in self._columns]  # the memory of each leaf, [N, ...] or [N, E, ...]
-        self.lengths = (_SHORT, length) if length > _SHORT else (length,)
+        lengths = {_SHORT, _MOST_READ // buffer.geometry.lanes, length}
+        self.lengths = sorted(number for number in lengths if _SHORT <= number <= length or number == length)
+        self.most_read = (
+            length if len(self.lengths) < 3 else self.lengths[1] * 3 // 4
+        )  # beyond, a draw writes them first
         self.length, self.count = length, 0
         self.cleared = 0  # how often
         self.masked = False  # some row has a mask
