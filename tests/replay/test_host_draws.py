@@ -47,6 +47,23 @@ def test_transitions_in_numpy_are_those_of_jax(view, lanes):
     compare(pair, 50, sizes=(7, 7, 12))
 
 
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_lanes_that_are_alike_are_drawn_as_others(sampler):
+    pair, random = make_pair("device", sampler, "step", 8, 8 * 80), np.random.default_rng(0)
+    block = pair[0]._engine.block
+    assert block is not None and block.lengths[:2] == [16, 64]
+    for step in range(150):
+        row = rows_of(random, 8)
+        if step % 32 > 3:
+            row["done"][:] = step % 7 == 0
+        for replay in pair:
+            replay.add(row)
+        if step > 75 and step not in range(90, 140):
+            same(*(replay.sample(40, to="numpy") for replay in pair))
+            assert block.count < 48  # many rows are written before a draw
+    same(*(replay.state for replay in pair))
+
+
 def test_rows_that_replace_rows_of_the_same_state_are_drawn():
     buffer = fbuf.Buffer(50, view=VIEWS["final"])
     replay, other = fbuf.Replay(buffer, EXAMPLE), fbuf.Replay(buffer, EXAMPLE)
