@@ -21,7 +21,7 @@ from jax import lax
 
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.packed_leaf import PackedLeaf, pack, unpack
+from fbuf._core.packed_leaf import PackedLeaf, Packing, pack, unpack
 
 Ranges = Iterator[tuple[str, Any, Any, Any]]
 """What fields of a state hold; see `fbuf._core.component.state`."""
@@ -275,11 +275,24 @@ def read_rows(array: Any, slot: jax.Array) -> jax.Array:
     if not isinstance(array, PackedLeaf):
         return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
     if array.packing.form == "tiles":
-        return zero_unless(inside, unpack(array.array.at[at].get(mode="promise_in_bounds"), array.packing))
+        read_tiles = functools.partial(_read_tiles, packing=array.packing)
+        halves = functools.partial(_read_halves, packing=array.packing)
+        return control_flow.platform_dependent(array.array, inside, at, cpu=read_tiles, gpu=read_tiles, default=halves)
     # Rows last: a TPU pads the last axis of an array, here the elements of a row, to 128.
     within = jnp.arange(array.packing.elements, dtype=jnp.int32).reshape((-1,) + (1,) * at.ndim)
     found = array.array.at[at.T[None] * jnp.int32(array.packing.elements) + within].get(mode="promise_in_bounds")
     return zero_unless(inside, unpack(found.T, array.packing))
+
+
+def _read_tiles(stored: jax.Array, inside: jax.Array, at: jax.Array, packing: Packing) -> jax.Array:
+    return zero_unless(inside, unpack(stored.at[at].get(mode="promise_in_bounds"), packing))
+
+
+def _read_halves(stored: jax.Array, inside: jax.Array, at: jax.Array, packing: Packing) -> jax.Array:
+    """Read windows in two halves of the batch: a TPU copies each from tiles to the batch's shape, in half the memory."""
+    half = at.shape[0] // 2 if at.ndim > 1 else 0
+    parts = [(inside[:half], at[:half]), (inside[half:], at[half:])] if half else [(inside, at)]
+    return jnp.concatenate([_read_tiles(stored, *part, packing) for part in parts])
 
 
 def expand(mask: jax.Array, ndim: int) -> jax.Array:

@@ -140,8 +140,10 @@ TESTED = tuple(
 )
 """Programs that compile in seconds, for each kind of device."""
 
+TIMES = {"deduplicated": 3}
+"""Most temporaries over what is given and returned, by parts; else 1."""
 ALWAYS = 2**20
-"""Bytes of temporaries of any step besides three times what is given and returned."""
+"""Bytes of them besides."""
 FOR_TPUS = 5 * 2**20
 """More of them on a TPU, whose compiler takes kilobytes for each operation."""
 EXCEPTIONS = {("v5p", parts): 64 * 2**20 for parts in {parts for _, _, parts in ON_HOST}}
@@ -152,9 +154,10 @@ PADDED = {"frames": 1.05, "deduplicated": 1.13}
 
 def faults(step: Step, made: Compiled) -> list[str]:
     """Return what a compiled step does that none may do, whatever the page says."""
-    padded = PADDED.get(step.parts.partition(",")[0], PADDED.get(step.row, 1.1))
     always = ALWAYS + (0 if step.kind == "h100" else FOR_TPUS) + EXCEPTIONS.get((step.kind, step.parts), 0)
-    most = 3 * made.passed + always  # less than a copy of the rows takes
+    parts = step.parts.partition(",")[0]
+    most = TIMES.get(parts, 1) * made.passed + always  # less than a copy of the rows takes
+    padded = PADDED.get(parts, PADDED.get(step.row, 1.1))
     given = min(made.state, made.stored)  # a scalar that the step does not read is not given
     rules = {
         f"{made.aliased:,} of {given:,} bytes of the state are written in place": made.aliased >= given,

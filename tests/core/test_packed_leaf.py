@@ -7,6 +7,7 @@ import pytest
 
 from fbuf._core import packed_leaf, slots
 from fbuf._core.packed_leaf import PackedLeaf, Packing
+from tests.support.platforms import as_on_tpus
 
 FORMS = {
     "flat": ((5,), np.float32),
@@ -58,7 +59,12 @@ def test_packed_rows_are_those_of_an_array(name):
         assert np.array_equal(np.asarray(leaf), plain)
     wanted = np.array([[0, 7], [-1, 6], [3, 3]], np.int32)
     read = jax.jit(slots.read_rows)
-    assert np.array_equal(read(leaf, wanted), read(jnp.asarray(plain), wanted))
+    expected = np.asarray(read(jnp.asarray(plain), wanted))
+    assert np.array_equal(read(leaf, wanted), expected)
+    with as_on_tpus():
+        for number in range(4):  # of no row, of one, and of halves that differ in length
+            assert np.array_equal(slots.read_rows(leaf, wanted[:number]), expected[:number])
+        assert np.array_equal(slots.read_rows(leaf, wanted[:, 1]), expected[:, 1])
     many = jax.tree.map(lambda x: jnp.stack([x, x]), leaf)
     assert many.shape == (2, capacity, *item)
     assert np.array_equal(jax.vmap(read, (0, None))(many, wanted)[1], read(leaf, wanted))
