@@ -183,10 +183,8 @@ class Engine:
         Rows that could not be stored, of which an error told, are tried again. If that fails, it is an error only
         `before_rows`, which must follow them.
         """
-        updates, told = self.updates, self._unwritten
-        if updates is not None and updates.update is not None:
-            with DeferInterrupts():  # no update is lost
-                updates.settle(self)
+        told = self._unwritten
+        self._set_deferred()
         try:
             self._write_block()
             self._settle()
@@ -194,11 +192,18 @@ class Engine:
             if before_rows or told is None or self._unwritten is not told:
                 raise
 
+    def _set_deferred(self) -> None:
+        """Set the priorities that wait for a draw."""
+        if self.updates is not None and self.updates.update is not None:
+            with DeferInterrupts():  # no update is lost
+                self.updates.settle(self)
+
     def _write_block(self) -> None:
         """Write the collected rows, after those that could not be stored."""
         block = self.block
         if block is None or (block.count == 0 and self._unwritten is None):
             return
+        self._set_deferred()
         if isinstance(self.state.rows, OnHost):
             self._settle(wait=True)
             if self._unwritten is not None:
