@@ -49,15 +49,31 @@ class FailedWrite(NamedTuple):
     error: Exception
     rows: int  # not stored, or not changed
 
-    def told(self, whose: str = "") -> OSError | StoreCorrupted:
-        """Return the error to raise, of rows " of shard 1"."""
+    shards: str = ""  # how many rows of which shard, in brackets
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, without a full stop."""
+        known = self.error.strerror if isinstance(self.error, OSError) else None
+        return (known or f"fbuf: a write failed: {self.error!r}").rstrip(".")
+
+    def to_error(self, advice: str = "write them again") -> OSError | StoreCorrupted:
+        """Return the error to raise; `write_of` gives this write."""
+        what = f"{self.rows} rows{self.shards} were not written"
         if isinstance(self.error, StoreCorrupted):
-            return StoreCorrupted(f"{self.error} {self.rows} rows{whose} were not written.")
-        lost = f"{self.rows} rows{whose} were not written: write them again." if self.rows else "All rows were written."
-        number, text = errno.ENOMEM, f"fbuf: a write failed: {self.error!r}."
-        if isinstance(self.error, OSError):
-            number, text = self.error.errno or errno.EIO, self.error.strerror or text
-        return OSError(number, f"{text} {lost} The state is whole.")
+            raised: Any = StoreCorrupted(f"{self.error} {what}.")
+        else:
+            number = self.error.errno or errno.EIO if isinstance(self.error, OSError) else errno.ENOMEM
+            lost = f"{what}: {advice}" if self.rows else "All rows were written"
+            raised = OSError(number, f"{self.reason}. {lost}. The state is whole.")
+        raised.write = self
+        return cast("OSError | StoreCorrupted", raised)
+
+
+def write_of(error: BaseException) -> FailedWrite | None:
+    """Return the write that an error of `raise_failed` is about; None for other errors."""
+    write: FailedWrite | None = getattr(error, "write", None)
+    return write
 
 
 class _Grave(NamedTuple):
@@ -264,16 +280,21 @@ def record_failure(id: int, error: Exception, rows: int) -> None:
 
 
 def raise_failed(owner: Owner | None) -> None:
-    """Raise OSError or StoreCorrupted, once, if a write of these stores failed; of several, say whose rows were lost."""
+    """Raise OSError or StoreCorrupted, once, if a write of these stores failed; that of another cause is for the next call."""
     if owner is None:
         return
-    popped = {shard: failed.pop(part.id, None) for shard, part in (owner.parts or {0: owner}).items()}
-    writes = [(shard, write) for shard, write in popped.items() if write is not None]
-    if not writes:
-        return
-    shards = " and ".join(f"{write.rows} of shard {shard}" for shard, write in writes)
-    rows = sum(write.rows for _, write in writes)
-    raise FailedWrite(writes[0][1].error, rows).told(f" ({shards})" if owner.parts else "")
+    parts = owner.parts or {0: owner}
+    with _lock:
+        writes = {shard: failed[part.id] for shard, part in parts.items() if part.id in failed}
+        if not writes:
+            return
+        error = next(iter(writes.values())).error
+        alike = {shard: write for shard, write in writes.items() if repr(write.error) == repr(error)}
+        for shard in alike:
+            del failed[parts[shard].id]
+    shards = " and ".join(f"{write.rows} of shard {shard}" for shard, write in alike.items())
+    rows = sum(write.rows for write in alike.values())
+    raise FailedWrite(error, rows, f" ({shards})" if owner.parts else "").to_error()
 
 
 def raise_cause(error: Exception, owner: Owner | None) -> None:
@@ -386,7 +407,7 @@ def _warn_failed(id: int) -> None:
     """Warn of a write that failed, of which no later call with the state told."""
     write = failed.pop(id, None)
     if write is not None:
-        error = write.told()
+        error = write.to_error()
         text = error.strerror if isinstance(error, OSError) else str(error)  # without the number
         warnings.warn(f"{text} No call took the state since.", RuntimeWarning, stacklevel=2)
 

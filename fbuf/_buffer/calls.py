@@ -38,10 +38,11 @@ def extend_checked(
     call: str,
     slots: bool = False,
     inline: bool = False,
+    repeats: bool = False,
 ) -> tuple[BufferState, Any]:
     """Return the state of `extend` or `add`, and with `slots` where a writer that replaces any row put each row.
 
-    With `inline` the write is part of the operation that calls this, and has checked the state.
+    With `inline` the write is part of the operation that calls this, and has checked the state. `repeats`: see `write.extend`.
     """
     checks.check_writable(call, buffer)
     leaves, values, shape, priority, mask = checks.check_rows(call, buffer, state, rows, priority, mask)
@@ -49,7 +50,7 @@ def extend_checked(
         return state, jnp.zeros(shape, jnp.int32) if slots else None
     if values is not None:
         leaves = write.store_values(buffer, state, leaves, values, shape, mask)
-    static = shape, (not call.endswith("add")) + (buffer.lanes is not None), slots
+    static = shape, (not call.endswith("add")) + (buffer.lanes is not None), slots, repeats
     if inline:
         return write.extend.inline(buffer, state, leaves, priority, mask, *static)
     return write.extend(buffer, state, leaves, priority, mask, static=static)

@@ -56,20 +56,26 @@ def check_parts(buffer: BufferConfig) -> None:
 
 
 def write(
-    buffer: BufferConfig, state: BufferState, leaves: dict[str, Array], mask: Array | None, shape: tuple[int, int]
+    buffer: BufferConfig, known: Transforms, leaves: dict[str, Array], mask: Array | None, shape: tuple[int, int]
 ) -> tuple[dict[str, Array], Transforms]:
-    """Return rows `[N, E, ...]` as they are stored, by name, and the new memory of transforms; the state has one."""
-    known = state.transforms
-    assert known is not None
+    """Return rows `[N, E, ...]` as they are stored, by name, and the transforms with the new memory of `on_write`."""
+    if buffer.on_write is None:
+        return leaves, known
+    assert known.given is not None
     kept = jnp.ones(shape, bool) if mask is None else mask
-    memory = known.write
-    if buffer.on_write is not None:
-        assert known.given is not None
-        rows = known.given.structure.unflatten(leaves.values())
-        rows, memory = buffer.on_write.write(rows, Context(len(shape), 0, True, kept, None, memory))
-        leaves = named_leaves(rows)
-    read = known.read if buffer.on_read is None else buffer.on_read.observe(known.read, leaves, kept)
-    return leaves, Transforms(known.given, memory, read)
+    rows = known.given.structure.unflatten(leaves.values())
+    rows, memory = buffer.on_write.write(rows, Context(len(shape), 0, True, kept, None, known.write))
+    return named_leaves(rows), Transforms(known.given, memory, known.read)
+
+
+def observe(
+    buffer: BufferConfig, known: Transforms, leaves: dict[str, Array], mask: Array | None, shape: tuple[int, int]
+) -> Transforms:
+    """Return the transforms once `on_read` has seen rows `[N, E, ...]` that are stored."""
+    if buffer.on_read is None:
+        return known
+    kept = jnp.ones(shape, bool) if mask is None else mask
+    return Transforms(known.given, known.write, buffer.on_read.observe(known.read, leaves, kept))
 
 
 def reading(buffer: BufferConfig, state: BufferState, key: Array) -> Reading | None:

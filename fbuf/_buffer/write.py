@@ -6,6 +6,7 @@ NaN and infinity are not priorities.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -36,24 +37,21 @@ def extend(
     shape: tuple[int, int],
     axes: int,
     slots: bool = False,
+    repeats: bool = False,
 ) -> tuple[BufferState, jax.Array | None]:
     """Write rows of `shape` [N, E]; leaves have the last or first of these axes only if `axes` is 1.
 
-    With `slots` (of a Scattering writer) return their slots int32[N, E], C and more where nothing was written.
+    With `slots` (of a Scattering writer) return their slots int32[N, E], C and more where nothing was written. `repeats`: rows
+    that the storage does not store are given again before others, so that they leave no gap and are not counted.
     """
     mask, refused = _admitted(buffer, state, shape, mask)
     state = jax.named_scope("retire")(_make_room)(buffer, state, shape, mask)
     geometry, token = buffer.geometry, state.token
     leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
     priority, mask = (None if x is None else x.reshape(shape) for x in (priority, mask))
-    transforms = state.transforms
-    if transforms is not None:
-        leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
-    sent = jax.named_scope("send")(_send)(buffer, state, leaves, mask)
-    leaves, mask, failed = sent.leaves, sent.mask, sent.failed
-    if failed is not None:
-        transforms = jax.tree.map(lambda old, new: jnp.where(failed, old, new), state.transforms, transforms)
-    counts = dict(sent.counts)
+    sent = jax.named_scope("send")(_send)(buffer, state, leaves, mask, shape)
+    leaves, mask, lost = sent.leaves, sent.mask, None if repeats else sent.lost
+    counts = {} if repeats else dict(sent.counts)
     if refused is not None:
         counts["refused_rows"] = jnp.sum(refused, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
     if priority is not None:
@@ -72,7 +70,7 @@ def extend(
     else:
         anchors, change, token = _follow(buffer, state, state.anchors, leaves, priority, stamp, mask)
     change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, mask))
-    rows, no_room = jax.named_scope("write")(buffer.storage.write)(state.rows, slot, kept, keep, token)
+    rows, no_room = jax.named_scope("write")(buffer.storage.write)(sent.rows, slot, kept, keep, token)
     if no_room is not None:
         counts["refused_rows"] = no_room + counts.get("refused_rows", jnp.zeros((), jnp.uint32))
     after = state.replace(
@@ -83,11 +81,11 @@ def extend(
         counters=_state.count_up(state, **counts) if counts else state.counters,
         token=token,
         scatter=scatter,
-        transforms=transforms,
+        transforms=sent.transforms,
     )
     # No window spans the gap that refused or lost rows leave.
-    if sent.lost is not None and after.anchors is not None:
-        after = _cut_lost(buffer, after, sent.lost)
+    if lost is not None and after.anchors is not None:
+        after = _cut_lost(buffer, after, lost)
     return (after, slot if slots else None) if refused is None else cut.core(buffer, after, refused > jnp.int32(0))
 
 
@@ -128,36 +126,50 @@ def _follow(
 
 
 class Sent(NamedTuple):
-    """Rows `[N, E, ...]` that a storage stored first, since that can fail. Of those that failed nothing else is written."""
+    """Rows `[N, E, ...]` after `on_write`, stored by a storage that can fail. Of lost ones nothing else is written."""
 
+    rows: Any  # of the storage
     leaves: dict[str, jax.Array]  # that `Storage.write` takes
     mask: jax.Array | None  # bool[N, E], the rows to write; None: all
+    transforms: _state.Transforms | None
     choice: _scatter.Choice | None  # of a Scattering writer
-    lost: jax.Array | None  # bool[E], which lanes lost rows
-    failed: jax.Array | None  # bool[], whether there were rows, and none was stored
-    counts: dict[str, jax.Array]
+    lost: jax.Array | None = None  # bool[E], which lanes lost rows
+    failed: jax.Array | None = None  # bool[], whether there were rows, and none was stored
+    counts: Mapping[str, jax.Array] = {}
 
 
-def _send(buffer: BufferConfig, state: BufferState, leaves: dict[str, jax.Array], mask: jax.Array | None) -> Sent:
-    """Let the writer choose slots, if it chooses any, and the storage store the rows, if that can fail."""
-    geometry, choice, counts = buffer.geometry, None, {}
-    num = next(iter(leaves.values())).shape[0]
-    slot = keep = None
+def _send(
+    buffer: BufferConfig,
+    state: BufferState,
+    leaves: dict[str, jax.Array],
+    mask: jax.Array | None,
+    shape: tuple[int, int],
+) -> Sent:
+    """Transform the rows, let the writer choose slots, if it chooses any, and the storage store the rows, if that can fail."""
+    geometry, before = buffer.geometry, state.transforms
+    transforms, choice, slot = before, None, None
+    if before is not None:
+        leaves, transforms = _transforms.write(buffer, before, leaves, mask, shape)
+    given = leaves
     if state.scatter is not None:
         choice = _scatter.choose(_state.scattering(buffer), geometry, state.scatter, state.ring, leaves, mask)
-        slot, counts["refused_rows"] = choice.slot, choice.refused
-    if not buffer.storage.sends:
-        return Sent(leaves, mask, choice, None, None, counts)
-    wanted = jnp.ones((num, geometry.lanes), bool) if mask is None else mask
-    if slot is None and (mask is not None or num > geometry.length):
-        slot = _state.streaming(buffer).place(state.ring, geometry, num, wanted, 0).slot
-    if slot is not None:
-        keep = slot < jnp.int32(geometry.capacity)
-    leaves, stored = buffer.storage.send(state.rows, leaves, keep, None if choice is None else slot, state.token)
-    gone = ~stored if keep is None else keep & ~stored
-    mask, lost = jnp.where(jnp.any(gone), stored, wanted), jnp.any(gone, axis=0)
-    counts["refused_rows"] = jnp.sum(gone, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
-    return Sent(leaves, mask, choice, lost, jnp.any(lost) & ~jnp.any(mask), counts)
+        slot = choice.slot
+    counts = {} if choice is None else {"refused_rows": choice.refused}
+    rows, lost, failed = state.rows, None, None
+    if buffer.storage.sends:
+        wanted = jnp.ones(shape, bool) if mask is None else mask
+        if slot is None and (mask is not None or shape[0] > geometry.length):
+            slot = _state.streaming(buffer).place(state.ring, geometry, shape[0], wanted, 0).slot
+        keep = None if slot is None else slot < jnp.int32(geometry.capacity)
+        rows, leaves, stored = buffer.storage.send(rows, leaves, keep, None if choice is None else slot, state.token)
+        gone = ~stored if keep is None else keep & ~stored
+        mask, lost = jnp.where(jnp.any(gone), stored, wanted), jnp.any(gone, axis=0)
+        failed = jnp.any(lost) & ~jnp.any(mask)
+        counts["refused_rows"] = jnp.sum(gone, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
+        transforms = jax.tree.map(lambda old, new: jnp.where(failed, old, new), before, transforms)
+    if transforms is not None:
+        transforms = _transforms.observe(buffer, transforms, given, mask, shape)
+    return Sent(rows, leaves, mask, transforms, choice, lost, failed, counts)
 
 
 def _admitted(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._bridge.lifetime import write_of
 from fbuf._buffer import convert, write
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
@@ -168,7 +169,15 @@ def move_rows(call: str, reader: Buffer, target: Buffer, moves: Sequence[tuple[B
             flags = None if state.anchors is None else state.anchors.flags
             rows, wrong = _copy_rows(reader, target, rows, state.rows, old, new, keep, more, flags)
             wrong = int(wrong)
-            jax.tree.leaves(rows)  # raises if the storage could not write
+            try:
+                jax.tree.leaves(rows)  # raises if the storage could not write
+            except OSError as error:
+                failed = write_of(error)
+                why = error.strerror if failed is None else failed.reason
+                text = (
+                    f"{call}: the rows do not fit in {target.storage!r} ({why}). Free memory or disk, and load again."
+                )
+                raise OSError(error.errno, text) from None
             if wrong:
                 raise checkpoint.SchemaError(f"{call}: {wrong} rows do not fit in {target.storage!r}, or had expired.")
     return rows
@@ -198,7 +207,7 @@ def _copy_rows(
     token = jnp.zeros((), jnp.int32)
     leaves |= more
     if target.storage.sends:
-        leaves, _ = target.storage.send(rows, leaves, keep, None if target.geometry.streams else new, token)
+        rows, leaves, _ = target.storage.send(rows, leaves, keep, None if target.geometry.streams else new, token)
     rows, no_room = target.storage.write(rows, new, leaves, keep, token)
     if flags is not None and target.storage.in_files:
         cut = keep & has(flags.at[old].get(mode="fill", fill_value=0), CUT)

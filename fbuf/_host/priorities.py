@@ -3,7 +3,7 @@
 The leaves of one version are in the arrays. Every other version stores the leaves by which it differs from a neighbour on
 the way there, so reading it walks there, exchanging leaves step by step. A state therefore reads its own priorities, and a
 draw is a pure function of version and random numbers, whenever it runs. A program that carries its state on never walks.
-Without memory for a difference all other versions are dropped, and the leaves written in small parts.
+If there is no memory for a difference, all other versions are dropped, and the leaves are written in small parts.
 
 Differences are kept for the newest versions only: up to an eighth of the leaves in all, 4 to 256 versions. The version used
 least recently is dropped first; a state of a dropped version gets an error, never other priorities.
@@ -87,7 +87,7 @@ class Tree:
         return old
 
     def clear(self) -> None:
-        """Set all leaves to 0, without memory."""
+        """Set all leaves to 0, without allocating."""
         self._nodes[:] = 0
         self._least[:] = np.inf
         self._whole = True
@@ -289,7 +289,7 @@ class Priorities(HostObject):
           leaf: float32[B].
         Raises:
           RuntimeError: the version has expired; all others are as they were.
-          MemoryError: there is none, although all other versions were dropped; then this one is, too.
+          MemoryError: nothing could be allocated even after all other versions were dropped. This one is dropped, too.
         """
         with self._lock:
             self._walk(version)
@@ -303,8 +303,10 @@ class Priorities(HostObject):
             except MemoryError:
                 self._forget()
                 for start in range(0, len(index), _FEW):
-                    few = slice(start, start + _FEW)
-                    self._tree.exchange(*self._inside(index[few], leaf[few]))
+                    part = slice(start, start + _FEW)
+                    at, new = self._inside(index[part], leaf[part])
+                    if at.size:
+                        self._tree.exchange(at, new)
                 return self._here
 
     def _inside(self, index: Array, leaf: Array) -> tuple[Array, Array]:

@@ -160,12 +160,12 @@ class Storage(abc.ABC):
 
     def send(
         self, rows: Any, leaves: Leaves, keep: jax.Array | None, slot: jax.Array | None, token: jax.Array
-    ) -> tuple[dict[str, jax.Array], jax.Array]:
-        """Store leaves `[N, E, ...]` where `keep`, None: all; return leaves that `write` takes, and bool[N, E], the rows that
+    ) -> tuple[Any, dict[str, jax.Array], jax.Array]:
+        """Store leaves `[N, E, ...]` where `keep`, None: all; return rows and leaves for `write`, and bool[N, E], the rows that
         are stored.
 
-        `slot` int32[N, E] where a writer replaces any row: all rows are stored, or none. An error is kept for the next call
-        that takes the state (`fbuf._bridge.lifetime.raise_failed`).
+        `slot` int32[N, E] where a writer replaces any row; then all rows are stored, or none. An error is kept for the next
+        call that takes the state (`fbuf._bridge.lifetime.raise_failed`).
         """
         raise NotImplementedError(_missing(self, "send"))
 

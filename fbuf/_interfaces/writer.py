@@ -80,7 +80,7 @@ class Scattering(Writer):
     def settle(self, geometry: Geometry, before: Any, after: Any, failed: jax.Array | None) -> Any:
         """Return the state once the rows are written: that of `choose`, or if `failed` bool[] that before it.
 
-        None: the storage cannot fail. Where it can, this copies the state; override it for one with an array of C rows.
+        None: the storage cannot fail. Where it can, this method copies the state; override it for one with an array of C rows.
         """
         return after if failed is None else jax.tree.map(lambda old, new: jnp.where(failed, old, new), before, after)
 

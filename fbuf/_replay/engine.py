@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fbuf._bridge.lifetime import write_of
 from fbuf._buffer import checks, write
 from fbuf._buffer import read as _read
 from fbuf._buffer.buffer import Buffer
@@ -66,7 +67,7 @@ class Engine:
         self.most_drawn = 0  # the largest batch size for which there were enough rows, where each is drawn once
         self.warns_short = buffer.sampler.once
         self._sent: np.ndarray[Any, Any] | None = None  # the block written last, until it is known to be stored
-        self._unwritten: np.ndarray[Any, Any] | None = None  # the block that could not be stored
+        self.block_failed = False  # it could not be
         self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not buffer.sampler.on_host
         self._spec = buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
@@ -94,7 +95,7 @@ class Engine:
         self.arrays.release()
         moved = state.header.sharding != self.state.header.sharding
         self.state, self._sizes = state, None
-        self._sent = self._unwritten = None
+        self._sent, self.block_failed = None, False
         if moved:
             self._choose_paths()
         if self.block is not None:
@@ -103,9 +104,9 @@ class Engine:
             self.updates.drop()
 
     def lend(self) -> BufferState:
-        """Return the whole state, which the caller may donate."""
+        """Return the whole state, which the caller may donate: with every row, or raise."""
         if not self.state.header.is_deleted():
-            self.flush()
+            self.flush(before_rows=True)
             self.keep_written()
         self.arrays.lent = self.state.header
         return self.state
@@ -122,8 +123,8 @@ class Engine:
         if block.count == block.length:
             try:
                 self._write_block()
-            except (OSError, RuntimeError):
-                block.count -= 1  # this row is for the caller to add again
+            except Exception:
+                block.count -= block.count == block.length  # this row is for the caller to add again
                 raise
         return True
 
@@ -161,7 +162,7 @@ class Engine:
         self.flush()
         self.keep_written()
         self.state, self._sizes = self.buffer.clear(self.state), None
-        self._unwritten = None
+        self._sent, self.block_failed = None, False
         if self.block is not None:
             self.block.clear()
 
@@ -180,17 +181,21 @@ class Engine:
     def flush(self, before_rows: bool = False) -> None:
         """Set the deferred priorities and write the collected rows.
 
-        Rows that could not be stored, of which an error told, are tried again. If that fails, it is an error only
-        `before_rows`, which must follow them.
+        A block that could not be stored, of which an error told, is written again first. If that fails again, it and later
+        rows wait. It is an error only `before_rows`, which follow them.
         """
-        told = self._unwritten
         self._set_deferred()
-        try:
-            self._write_block()
-            self._settle()
-        except (OSError, RuntimeError):
-            if before_rows or told is None or self._unwritten is not told:
-                raise
+        if self.block_failed:
+            self.await_writes()
+            try:
+                self._rewrite_block()
+            except (OSError, RuntimeError):
+                if before_rows:
+                    raise
+                return
+        self._write_block()
+        if self._sent is not None:
+            self.await_writes()
 
     def _set_deferred(self) -> None:
         """Set the priorities that wait for a draw."""
@@ -199,21 +204,14 @@ class Engine:
                 self.updates.settle(self)
 
     def _write_block(self) -> None:
-        """Write the collected rows, after those that could not be stored."""
+        """Write the collected rows, if there are any, after a block that could not be stored."""
         block = self.block
-        if block is None or (block.count == 0 and self._unwritten is None):
+        if block is None or not block.count:
             return
         self._set_deferred()
-        if isinstance(self.state.rows, OnHost):
-            self._settle(wait=True)
-            if self._unwritten is not None:
-                self.keep_written()
-                with DeferInterrupts():
-                    self.state = programs.extend_packed(self.buffer, self.state, self._unwritten)[0]
-                    self._sent, self._unwritten, self._sizes = self._unwritten, None, None
-                self._settle()
-        if not block.count:
-            return
+        self.await_writes()  # those of other calls raise here
+        if self.block_failed:
+            self._rewrite_block()
         sizes = self._sizes_after()
         self.keep_written()
         write = programs.write_block if self.updates is None else self.updates.write
@@ -223,22 +221,42 @@ class Engine:
             block.clear()
             self._sent, self._sizes = rows, sizes
 
-    def _settle(self, wait: bool = False) -> None:
-        """Wait until the block written last is stored, or for any write; keep the block and raise if it is not."""
-        if self._sent is None and not wait:
+    def _rewrite_block(self) -> None:
+        """Write the block that could not be stored; raise if it cannot be."""
+        self.keep_written()
+        with DeferInterrupts():
+            self.state = programs.extend_packed(self.buffer, self.state, self._sent)[0]
+            self.block_failed, self._sizes = False, None
+        self.await_writes()
+
+    def await_writes(self) -> None:
+        """Wait for every write to a store, and raise if one failed. The block that was written last is kept in that case."""
+        if not isinstance(self.state.rows, OnHost):
             return
         jax.block_until_ready(self.state.header)
-        try:
-            self._raise_failed()
-        except (OSError, RuntimeError) as error:
-            self._unwritten = self._unwritten if self._sent is None else self._sent
-            if isinstance(error, OSError) and self._sent is not None:
-                error.strerror = (error.strerror or "").replace(
-                    "write them again", "they are kept, and written before the next rows"
-                )
-            raise
-        finally:
-            self._sent = None
+        is_block = self._sent is not None and not self.block_failed
+        with DeferInterrupts():
+            try:
+                self._raise_failed()
+            except (OSError, RuntimeError) as error:
+                failed = write_of(error)
+                if not is_block or failed is None:
+                    raise
+                self.block_failed = True
+                raise failed.to_error("they are kept, and written before the next rows") from None
+            if is_block:
+                self._sent = None
+
+    def warn_unstored(self, call: str) -> None:
+        """Warn of added rows that could not be stored and wait."""
+        if self.block_failed and self.block is not None and self._sent is not None:
+            number = self.block.rows_in(self._sent) + self.block.rows_in(self.block.packed(self.block.length))
+            warnings.warn(
+                f"{call}: {counted(number, 'row')} that were added could not be stored yet. Make room and read `replay.state`, "
+                f"which writes them.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _raise_failed(self) -> None:
         """Raise OSError or StoreCorrupted if the last write failed. The state is whole."""
@@ -252,7 +270,7 @@ class Engine:
         """Return the rows held per lane once the collected rows are written, where known."""
         if self.block is None or self._sizes is None or self.block.masked:
             return None
-        if self._unwritten is not None:
+        if self.block_failed:
             return self._sizes
         sizes: np.ndarray[Any, Any] = np.minimum(self._sizes + self.block.count, self.buffer.geometry.length)
         return sizes

@@ -26,9 +26,9 @@ from fbuf._replay.row_block import RowBlock, unpack
 
 
 def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
-    """Write the rows of a `RowBlock`."""
+    """Write the rows of a `RowBlock`. If they cannot be stored, they are given again before others."""
     rows, mask = unpack(buffer, state, packed)
-    return buffer.extend(state, rows, mask=mask)
+    return calls.extend_checked(buffer, state, rows, None, mask, "Buffer.extend", repeats=True)[0]
 
 
 def _update_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:

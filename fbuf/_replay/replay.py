@@ -9,6 +9,7 @@ It reads counters after it releases the lock. With a limit, calls wait for each 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fbuf._bridge.lifetime import write_of
 from fbuf._buffer import checks, read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checked import raise_for
@@ -70,7 +72,8 @@ class Replay:
         limit starts as if they had been drawn at its target ratio.
 
     If a storage cannot write (a full disk, say), the call raises OSError and the replay keeps the rows it had, with a cut; once
-    there is room, write the rows again.
+    there is room, make the same call again. Rows that `add` collected for a store in host memory are kept, and written before
+    the next rows, as the error says; until then batches and `save` are without them, and `state` raises.
     Ctrl-C is deferred until the current write is complete.
 
     Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at the
@@ -292,18 +295,33 @@ class Replay:
             else:
                 rows = self._engine.narrowed(call, rows)
             index = None
-            if method is programs.extend and not self.buffer.writer.streams:
-                counts, index = self._engine.donate(programs.extend_placed, rows, priority, mask)
-            else:
-                counts = self._engine.donate(method, rows, priority=priority, mask=mask)
-            if self._limiter is not None:
-                self._limiter.done("add", count)
+            with self._counted_rows(count):
+                if method is programs.extend and not self.buffer.writer.streams:
+                    counts, index = self._engine.donate(programs.extend_placed, rows, priority, mask)
+                else:
+                    counts = self._engine.donate(method, rows, priority=priority, mask=mask)
             if method is programs.extend and index is None:
                 index = self._index_written(len(jax.tree.leaves(rows)[0]), mask)
         # Reading the counters waits for the write, so read them only where rows can be refused.
         if priority is not None or self.buffer.storage.grows:
             self._raise(call, counts)
         return index
+
+    @contextlib.contextmanager
+    def _counted_rows(self, count: int) -> Iterator[None]:
+        """Count rows for the limit that the `with` block writes and the storage stores."""
+        if self._limiter is None:
+            yield
+            return
+        try:
+            yield
+            self._engine.await_writes()
+        except (OSError, RuntimeError) as error:
+            failed = write_of(error)
+            if failed is not None:
+                self._limiter.done("add", max(count - failed.rows, 0))
+            raise
+        self._limiter.done("add", count)
 
     def _index_written(self, count: int, mask: Any) -> WrittenIndex:
         """Return the index of the `count` rows just written in each lane, computed when it is read."""
@@ -809,6 +827,7 @@ class Replay:
         self._lock.notify()
         with self._lock.acquire():
             self._lock.notify()
+            self._engine.warn_unstored("Replay.close")
 
     def __enter__(self) -> Replay:
         return self
@@ -842,6 +861,7 @@ class Replay:
         pace = None if self._limiter is None else self._limiter.pace
         settings = self.strict, self._engine.unlimited, self.limit
         metadata = ReplayMetadata(self.buffer, state, key, counters, *settings, pace)
+        self._engine.warn_unstored("Replay.save")
         return _replay.save(path, metadata, keep, extra, wait, sync, progress)
 
     @classmethod
@@ -911,8 +931,9 @@ class Replay:
         with jax.ensure_compile_time_eval(), self._lock.acquire():
             if self._engine.state.header.is_deleted():
                 return f"<code>{escape(repr(self))}</code>"
+            self._engine.flush()
             if self.buffer.capacity > SUMMARY_ROWS:
-                return f"<div><code>{escape(repr(self))}</code>{self._current_state()._repr_html_()}</div>"
+                return f"<div><code>{escape(repr(self))}</code>{self._engine.state._repr_html_()}</div>"
             return self.summary(compare=0)._repr_html_()
 
     def _refuse_closed(self, call: str) -> None:

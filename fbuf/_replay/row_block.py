@@ -97,6 +97,10 @@ class RowBlock:
         # A copy, because the jitted call may share NumPy memory and read it later.
         return self._bytes[:length].copy()
 
+    def rows_in(self, packed: np.ndarray[Any, Any]) -> int:
+        """Return the rows in packed records, of all lanes, without masked ones."""
+        return int(packed.reshape(-1).view(self._records.dtype)["mask"].sum())
+
     def clear(self) -> None:
         """Remove every row."""
         self.count, self.masked = 0, False

@@ -271,22 +271,22 @@ def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> 
 
 def send(
     rows: SideRows, leaves: Leaves, keep: Array | None, slot: Array | None, token: Array
-) -> tuple[dict[str, Array], Array]:
-    """Write host leaves to the store; return all leaves with their tickets, and bool[N, E], which rows are stored."""
+) -> tuple[SideRows, dict[str, Array], Array]:
+    """Write host leaves to the store; return the rows, all leaves with their tickets, and bool[N, E], which are stored."""
     side = [leaves[n] for n in rows.layout.columns if n != TICKET]
     if slot is None:
-        made = {TICKET: callbacks.write(rows.id, token, last_write(rows), side, keep)}
+        tickets = callbacks.write(rows.id, token, last_write(rows), side, keep)
     else:  # slots of dropped rows are out of range
         tickets, last = callbacks.write_slots(rows.id, token, last_write(rows), rows.ticket, rows.last, side, slot)
-        made = {TICKET: tickets, _LAST: last}
-    return {**leaves, **made}, jnp.any(made[TICKET] != jnp.uint32(0), axis=-1)
+        rows = rows.replace(rows.ticket, rows.device, last)
+    return rows, {**leaves, TICKET: tickets}, jnp.any(tickets != jnp.uint32(0), axis=-1)
 
 
 def write(rows: SideRows, slot: Array, leaves: Leaves, keep: Array | None, token: Array) -> tuple[SideRows, None]:
     """Write the tickets of rows that `send` stored, and their other leaves to the device."""
     device = {n: write_rows(a, slot, leaves[n], token) for n, a in rows.device.items()}
     ticket = write_rows(rows.ticket, slot, leaves[TICKET], token)
-    return rows.replace(ticket, device, leaves.get(_LAST)), None
+    return rows.replace(ticket, device), None
 
 
 def last_write(rows: SideRows) -> Array:
@@ -349,9 +349,6 @@ def to_arrays(rows: SideRows) -> dict[str, Any]:
     arrays |= {f"store:{n}": a for n, a in store_of(rows).to_arrays().items()}
     return arrays
 
-
-_LAST = "_last"
-"""Beside the tickets of a `send` to slots: `SideRows.last` after it."""
 
 COPIES = 2
 """Copies of prefetched rows in the store: the next to be collected, and the last."""

@@ -21,6 +21,7 @@ from fbuf._bridge import lifetime
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component, to_config
 from fbuf._core.pytree import Leaves, Spec, name_of
+from fbuf._core.sample import TICKET
 from fbuf._core.slots import Geometry
 from fbuf._host.codecs import Codec
 from fbuf._host.columns.raw_file import SUM, spare
@@ -189,6 +190,10 @@ class HostStorage(HostRows):
         return dict(lanes=lanes, length=length, slack=self._slack(geometry), cache=self.cache, streams=streams)
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
+        if TICKET in spec:
+            raise ValueError(
+                f"{type(self).__name__}: a leaf is named '{TICKET}', like a part of the state. Rename the leaf."
+            )
         return _array_rows.select_leaves(type(self).__name__, self.keys, spec, self._least)
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:

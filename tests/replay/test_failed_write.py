@@ -296,7 +296,7 @@ def test_a_failed_write_to_chosen_slots_changes_nothing(writer, storage, sampler
 
 @pytest.mark.parametrize("storage", IN_MEMORY)
 def test_rows_that_were_collected_are_kept_until_they_are_stored(storage, tmp_path):
-    """Whoever repeats the calls that raised has every row once, in order; others read what is stored."""
+    """Calls that raised and are repeated leave every row once, in order; meanwhile others read what is stored."""
     replay = fbuf.Replay(fbuf.Buffer(1000, storage=IN_MEMORY[storage]), PLAIN)
     length = replay._engine.block.length
     kept = f"{length} rows were not written: they are kept, and written before the next rows"
@@ -318,9 +318,10 @@ def test_rows_that_were_collected_are_kept_until_they_are_stored(storage, tmp_pa
         add(2 * length)
         assert (added, raised) == (3 * length - 1, 4)  # the second block failed, the third is full but for a row
         for _ in range(2):
-            assert len(replay) == length == len(held(replay.buffer, replay.state))
+            assert len(replay) == length == int(replay.rows().mask.sum())
             assert (replay.sample(100).data["t"] < length).all()
-        replay.save(str(tmp_path))
+        with pytest.warns(RuntimeWarning, match=f"{added - length} rows that were added"):
+            replay.save(str(tmp_path))
         raises(OSError, kept, replay.extend, plain_rows(added, 2))
     if storage == "host":
         replay.extend(plain_rows(added, 2))
@@ -330,29 +331,107 @@ def test_rows_that_were_collected_are_kept_until_they_are_stored(storage, tmp_pa
     assert len(fbuf.Replay.load(str(tmp_path))) == length
 
 
-def test_another_state_or_clear_drops_collected_rows_that_were_not_stored():
+def one_row(number):
+    return jax.tree.map(lambda x: x[0], plain_rows(number, 1))
+
+
+def test_added_rows_that_wait_are_never_dropped_silently(tmp_path):
     replay = fbuf.Replay(fbuf.Buffer(1000, storage=fbuf.storages.Host()), PLAIN)
     replay.extend(plain_rows(0, 5))
-    for end in ("state", "clear"):
-        replay.add(jax.tree.map(lambda x: x[0], plain_rows(5, 1)))
-        with failing():
-            raises(OSError, "1 rows were not written: they are kept", replay.sample, 4)
-            state = replay.state
-        if end == "state":
-            replay.state = state
-            assert held(replay.buffer, replay.state) == list(range(5))
-        else:
-            with failing():
-                replay.clear()
-            assert len(replay) == 0
-            assert held(replay.buffer, replay.state) == []
+    replay.add(one_row(5))
+    with failing():
+        raises(OSError, "1 rows were not written: they are kept", replay.sample, 4)
+        replay.add(one_row(6))
+        assert len(replay) == 5 and (replay.sample(20).data["t"] < 5).all()
+        raises(OSError, "1 rows were not written: they are kept", lambda: replay.state)
+        raises(OSError, "they are kept", replay.cut)
+        with pytest.warns(
+            RuntimeWarning, match=r"Replay.save: 2 rows .* could not be stored yet. Make room and read `replay.state`"
+        ):
+            replay.save(str(tmp_path))
+        with pytest.warns(RuntimeWarning, match="Replay.close: 2 rows"):
+            replay.close()
+    assert held(replay.buffer, replay.state) == list(range(7))
+    assert int(replay.stats()["refused_rows"]) == 0
+    assert len(fbuf.Replay.load(str(tmp_path))) == 5
+    replay = fbuf.Replay(replay.buffer, PLAIN)
+    replay.add(one_row(0))
+    with failing():
+        raises(OSError, "they are kept", replay.sample, 4)
+        replay.clear()
+    assert len(replay) == 0 and held(replay.buffer, replay.state) == []
+
+
+def test_windows_go_on_across_rows_that_were_kept():
+    view = fbuf.views.Sequence(3, episode_end=())
+    replay = fbuf.Replay(fbuf.Buffer(100, storage=fbuf.storages.Host(), view=view), PLAIN)
+    for number in range(5):
+        replay.add(one_row(number))
+    with failing():
+        raises(OSError, "5 rows were not written: they are kept", replay.sample, 4)
+    for number in range(5, 8):
+        replay.add(one_row(number))
+    assert set(replay.sample(300).data["t"][:, 0].tolist()) == set(range(6))
+
+
+def test_a_row_whose_block_cannot_be_packed_is_for_the_caller_to_add_again(monkeypatch):
+    replay = fbuf.Replay(fbuf.Buffer(1000, storage=fbuf.storages.Host()), PLAIN)
+    block = replay._engine.block
+
+    def fail(*_):
+        raise MemoryError("Unable to allocate")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(block), "packed", fail)
+        for number in range(block.length - 1):
+            replay.add(one_row(number))
+        raises(MemoryError, "Unable to allocate", replay.add, one_row(block.length - 1))
+    replay.add(one_row(block.length - 1))
+    assert held(replay.buffer, replay.state) == list(range(block.length))
+
+
+@pytest.mark.parametrize("storage", ["host", "memmap"])
+def test_a_limit_counts_the_rows_that_are_stored(storage, tmp_path):
+    buffer = plain_buffer(storage, tmp_path / "store")
+    replay = fbuf.Replay(buffer, PLAIN, limit=fbuf.limits.queue(30))
+    replay.extend(plain_rows(0, 10))
+    with failing():
+        raises(OSError, "20 rows were not written: write them again", replay.extend, plain_rows(10, 20))
+    assert int(replay.stats()["limit_added"]) == 10
+    replay.extend(plain_rows(10, 20), timeout=5)
+    assert held(buffer, replay.state) == list(range(30))
+
+
+def test_statistics_count_the_rows_of_a_write_that_failed_half_way(tmp_path):
+    transform = fbuf.transforms.Normalize("t")
+    storage = fbuf.storages.Memmap(str(tmp_path / "store"), slack=4)
+    buffer = fbuf.Buffer(50, storage=storage, on_read=transform)
+    state = buffer.extend(buffer.init(PLAIN), plain_rows(0, 50))
+    with failing(after=6), pytest.raises(OSError, match=r"first (\d+) of 50") as caught:
+        buffer.extend(state, plain_rows(50, 50))
+    after, done = caught.value.result, int(re.search(r"The first (\d+) of", str(caught.value))[1])
+    del caught
+    reference = fbuf.Buffer(50, on_read=transform)
+    other = reference.extend(reference.extend(reference.init(PLAIN), plain_rows(0, 50)), plain_rows(50, done))
+    jax.tree.map(
+        np.testing.assert_allclose, jax.device_get(after.transforms.read), jax.device_get(other.transforms.read)
+    )
+
+
+def test_leaves_may_have_names_like_parts_of_the_state():
+    names = ("_last", "last", "ticket")
+    for parts in ({}, {"writer": fbuf.writers.Reservoir()}):
+        buffer = fbuf.Buffer(8, storage=fbuf.storages.Host(), **parts)
+        state = buffer.extend(buffer.init(dict.fromkeys(names, 0)), {n: np.arange(5) + i for i, n in enumerate(names)})
+        assert np.asarray(buffer.rows(state).data["_last"])[:5].tolist() == list(range(5))
+        raises(ValueError, "a leaf is named '_ticket', like a part of the state. Rename", buffer.init, {"_ticket": 0})
 
 
 def test_a_load_whose_rows_cannot_be_stored_raises(tmp_path):
     buffer = fbuf.Buffer(40, storage=fbuf.storages.Host())
     fbuf.save(str(tmp_path), buffer, buffer.extend(buffer.init(PLAIN), plain_rows(0, 20)))
     with failing():
-        raises(OSError, "20 rows were not written", fbuf.load, str(tmp_path), resize=80)
+        raises(OSError, "do not fit in Host.*Free memory or disk, and load again", fbuf.load, str(tmp_path), resize=80)
     assert held(*fbuf.load(str(tmp_path), resize=80)) == list(range(20))
 
 

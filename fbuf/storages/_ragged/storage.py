@@ -197,9 +197,9 @@ class Ragged(HostStorage):
 
     def send(
         self, rows: SideRows, leaves: Leaves, keep: jax.Array | None, slot: jax.Array | None, token: jax.Array
-    ) -> tuple[dict[str, jax.Array], jax.Array]:
+    ) -> tuple[SideRows, dict[str, jax.Array], jax.Array]:
         if TICKET in leaves:  # of `put_values`
-            return dict(leaves), jnp.any(leaves[TICKET] != jnp.uint32(0), axis=-1)
+            return rows, dict(leaves), jnp.any(leaves[TICKET] != jnp.uint32(0), axis=-1)
         return _host_rows.send(rows, leaves, keep, slot, token)
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
