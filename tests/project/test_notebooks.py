@@ -10,8 +10,9 @@ from tests.support.tables import one_of
 
 pytestmark = pytest.mark.more
 
+LONG = {"sharded_dqn", "prioritized_dqn", "sequences_r2d2"}  # they take longest
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-path = one_of(*NOTEBOOKS)
+path = one_of(*(p for p in NOTEBOOKS if p.stem not in LONG), exhaustive=[p for p in NOTEBOOKS if p.stem in LONG])
 
 
 def shown(cell):

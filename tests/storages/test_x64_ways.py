@@ -1,6 +1,7 @@
 """64-bit leaves on the host, without x64 mode: every storage, way of writing and way of reading, against the rows given."""
 
 import gc
+import itertools
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf.storages import Compressed, Host
+from tests.support.tables import product_by_tier
 from tests.support.trees import x64
 from tests.support.x64 import EXAMPLE, KEYS, STORAGES, buffer_of, extremes, same, same_rows
 
@@ -53,8 +55,7 @@ def check_reads(replay, rows):
 
 @settings(max_examples=4)
 @given(first=st.integers(0, 50), count=st.sampled_from([1, 9, 16, 40]), shape=st.sampled_from([(), (3,), (2, 2)]))
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("storage", STORAGES)
+@product_by_tier(("storage", "way"), STORAGES, WAYS, more=list(zip(STORAGES, itertools.cycle(WAYS), strict=False)))
 def test_rows_are_read_exactly(storage, way, tmp_path_factory, first, count, shape):
     path = tmp_path_factory.mktemp("rows")
     example = {name: np.zeros(shape if name in KEYS else (), leaf.dtype) for name, leaf in EXAMPLE.items()}

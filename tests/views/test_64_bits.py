@@ -8,6 +8,7 @@ import pytest
 import fbuf
 from fbuf.storages import Compressed, Host, Memmap
 from fbuf.views import Episode, Hindsight, Sequence, Transition
+from tests.support.tables import by_tier
 from tests.support.trees import same, x64
 
 pytestmark = pytest.mark.more
@@ -91,7 +92,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("view", "storage", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("view", "storage", "dtype"), by_tier(more=CASES[::2], exhaustive=CASES[1::2], ids=lambda *case: "-".join(case))
+)
 def test_batches_are_those_under_x64(view, storage, dtype, tmp_path):
     rows = rows_of(dtype)
     way = "replay" if storage == "compressed" else "buffer"
