@@ -216,3 +216,19 @@ def test_a_state_whose_priorities_a_draw_donated_is_refused() -> None:
         replay.state = state
     with pytest.raises(RuntimeError, match="Buffer: the state was donated"):
         replay.buffer.sample(state, jax.random.key(0), 4)
+
+
+def test_rows_that_closed_after_they_were_drawn_are_not_drawn_again() -> None:
+    """A row whose frame before it was overwritten is still there, but its stack is not."""
+    view = fbuf.views.Transition(stack=2, action=None, autoreset="same_step")
+    row = {"obs": np.zeros(2, np.float32), "reward": np.float32(0), "terminated": False, "truncated": False}
+    replay = fbuf.Replay(fbuf.Buffer(8, view=view, sampler=fbuf.samplers.Prioritized()), row, strict=False)
+    for number in range(8):
+        replay.add({**row, "obs": np.full(2, number, np.float32)})
+    for number in range(8, 60):
+        batch = replay.sample(6, to="numpy")
+        before, now = np.moveaxis(batch.data["obs"][..., 0], 1, 0)
+        assert (now - before == (now > 0)).all() and (before >= number - 8).all()
+        replay.add({**row, "obs": np.full(2, number, np.float32)})
+        oldest = now == number - 7  # its earlier frame is overwritten now
+        replay.update_priority(batch.index, np.where(oldest, 1e6, 1).astype(np.float32))
