@@ -72,8 +72,9 @@ class Replay:
         limit starts as if they had been drawn at its target ratio.
 
     If a storage cannot write (a full disk, say), the call raises OSError and the replay keeps the rows it had, with a cut; once
-    there is room, make the same call again. Rows that `add` collected for a store in host memory are kept, and written before
-    the next rows, as the error says; until then batches and `save` are without them, and `state` raises.
+    there is room, write again the rows that the error says were not written. Rows that `add` collected for a store in host
+    memory are kept, and written before the next rows, as the error says; until then batches and `save` are without them, and
+    `state` raises.
     Ctrl-C is deferred until the current write is complete.
 
     Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at the
