@@ -86,7 +86,7 @@ def test_draws_are_those_of_the_device(capacity):
             got = tree.draw(top, bottom)
             assert np.array_equal(got, index) and np.array_equal(tree.leaves[got], leaf)
             assert (leaf > 0).all() or not tree.leaves.any()
-    top, bottom = rng.random((2, 3 * priorities._LOT + 5), np.float32)
+    top, bottom = rng.random((2, 3 * priorities._PART + 5), np.float32)
     parts = [tree.draw(top[i : i + 1000], bottom[i : i + 1000]) for i in range(0, len(top), 1000)]
     assert np.array_equal(tree.draw(top, bottom), np.concatenate(parts))
 
@@ -220,7 +220,7 @@ def test_without_memory_other_versions_are_dropped(monkeypatch, what):
     with monkeypatch.context() as patch:
         if what == "write":
             patch.setattr(priorities, "_sums", small)
-            patch.setattr(priorities, "_LOT", 300)
+            patch.setattr(priorities, "_PART", 300)
             made = store.write(first, index, leaf)
         else:
             expected = np.zeros(5000, np.float32)
