@@ -1,6 +1,6 @@
 """Store ragged rows (values of any shape, text, bytes, objects) behind tickets like those of `Store`.
 
-Rows are written eagerly as Python values (`put`), or from jitted code as arrays padded to a leaf's largest shape (`write`),
+Rows are written eagerly as Python values (`put`), or from jitted code as arrays padded to a leaf's largest shape (`try_write`),
 and read as values (`values`) or padded (`read`). Tickets, lanes, expiry and all-or-nothing writes are those of
 `fbuf._host.store.store`, whose columns need rows of one size.
 """
@@ -50,8 +50,8 @@ class Records(RowStore):
       encode, decode: For objects without bytes; None: the objects themselves are kept.
       codec: What compresses the bytes of each value, where that makes them fewer.
 
-    Padded leaves are two columns each for `write` and `read`: the values `[*maximum]` and int32[rank], their lengths (-1 where
-    the row lacks the leaf).
+    Padded leaves are two columns each for `try_write` and `read`: the values `[*maximum]` and int32[rank], their lengths (-1
+    where the row lacks the leaf).
     """
 
     def __init__(
@@ -137,24 +137,22 @@ class Records(RowStore):
         return gone
 
     @records_errors
-    def write(self, rows: Sequence[Array], keep: Array | None) -> Array:
+    def try_write(self, rows: Sequence[Array], keep: Array | None) -> tuple[Array, Exception | None]:
         """Store padded rows from jitted code: `[N, E, *maximum]` and int32[N, E, rank] of each padded leaf.
 
+        Returns:
+          Tickets as of `put`, and None; without memory tickets of 0, and the error. Nothing was stored then.
         Raises:
           ValueError: a length is beyond the maximum. Nothing was stored.
         """
         number = len(rows[0])
-        values: list[list[Any]] = [[MISSING] * (number * self.lanes) for _ in self.leaves]
-        for at, index in enumerate(self._padded):
-            values[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
-        return self.put(values, number, keep)
-
-    def try_write(self, rows: Sequence[Array], keep: Array | None) -> tuple[Array, Exception | None]:
-        """Do what `write` does; without memory store nothing, and return tickets of 0 and the error."""
         try:
-            return self.write(rows, keep), None
+            values: list[list[Any]] = [[MISSING] * (number * self.lanes) for _ in self.leaves]
+            for at, index in enumerate(self._padded):
+                values[index] = self._cut(self.leaves[index], rows[2 * at], rows[2 * at + 1], keep)
+            return self.put(values, number, keep), None
         except MemoryError as error:
-            return np.zeros(rows[0].shape[:2], np.uint64), without_traceback(error)
+            return np.zeros((number, self.lanes), np.uint64), without_traceback(error)
 
     def _cut(self, leaf: RaggedLeaf, padded: Array, lengths: Array, keep: Array | None) -> list[Any]:
         assert leaf.maximum is not None
