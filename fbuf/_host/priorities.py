@@ -23,7 +23,7 @@ from fbuf._host.types import Array, HostObject, StoreClosed, records_errors
 
 _FAN_OUT = 8
 _FEW = 256  # leaves written together when memory is short
-_PART = 8192  # queries or nodes; 4,096 to 16,384 queries are alike, all of 65,536 take 1.1 to 1.9 times as long (measured)
+_PART = 8192  # queries or nodes; measured: 4,096 to 16,384 queries are alike, 65,536 take 1.1 to 1.9 times as long
 _SMALLEST = np.float32(2.0**-126)
 
 
