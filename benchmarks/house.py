@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 90,
     "public names": 150,
-    "code lines of fbuf/": 39_410,
+    "code lines of fbuf/": 39_247,
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 0,
@@ -71,15 +71,14 @@ def public_names() -> int:
 
 
 def code_lines(folder: str) -> int:
-    """Return the lines that are not blank, a comment or part of a docstring."""
+    """Return the lines that are not blank, a comment or part of a docstring, of attributes too."""
     total = 0
     for path, tree in trees(folder):
-        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         docs = set[int]()
         for node in ast.walk(tree):
-            if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-                text = node.body[0]
-                docs |= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+            match node:
+                case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=last):
+                    docs |= set(range(first, (last or first) + 1))
         lines = enumerate(path.read_text().splitlines(), 1)
         total += sum(bool(line.strip()) and line.strip()[0] != "#" and at not in docs for at, line in lines)
     return total
