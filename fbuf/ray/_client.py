@@ -117,7 +117,7 @@ class Client:
         leaves, priority, mask = self._checked(rows, priority, mask)
         routes = self._routes(len(leaves[0]))
         for shard, _, _ in routes:  # may raise: before any row is sent, so that the caller can repeat the call
-            self._settle(shard, self._settings.in_flight - 1)
+            self._await_receipts(shard, self._settings.in_flight - 1)
         for shard, shard_lanes, columns in routes:
             part: Any = (leaves, priority, mask)
             if columns is not None:
@@ -165,7 +165,7 @@ class Client:
 
         return Outbox(send, self._settings.in_flight, self._settings.durable)
 
-    def _settle(self, shard: int, most: int) -> None:
+    def _await_receipts(self, shard: int, most: int) -> None:
         """Wait until at most `most` calls have no receipt."""
         box = self._boxes[shard]
         while len(box) > most:
@@ -210,11 +210,11 @@ class Client:
         """
         refuse_trace("flush", owner="Client")
         for shard, box in enumerate(self._boxes):
-            self._settle(shard, 0)
+            self._await_receipts(shard, 0)
             while self._settings.durable and box.kept:
                 self._ask(shard, "save")
                 box.note(self._ask(shard, "receipt", self._id))
-                self._settle(shard, 0)
+                self._await_receipts(shard, 0)
             self._send_updates(shard)
         self._finish_updates(0)
 

@@ -27,7 +27,7 @@ from tests.support.prefetch import (  # noqa: F401
     gate,
     make,
     rows_at,
-    settle,
+    wait_for_reads,
 )
 from tests.support.processes import run_python
 from tests.support.refusals import raises, raises_late
@@ -86,7 +86,7 @@ def test_a_donated_step_does_not_wait_for_decoding(monkeypatch):
     step = jax.jit(buffer.sample, donate_argnums=0)
     state = filled(buffer)
     state, _ = jax.block_until_ready(step(state, jax.random.key(1)))  # compiled
-    settle(store_of(state))
+    wait_for_reads(store_of(state))
     then = jax.device_get(buffer.peek(state, jax.random.key(2)))
     GATE.open.clear()
     GATE.entered.clear()
@@ -106,7 +106,7 @@ def test_a_failure_in_the_thread_is_retried():
     buffer = make("gated")
     state = filled(buffer)
     then = jax.device_get(buffer.peek(state, jax.random.key(1)))
-    settle(store_of(state))
+    wait_for_reads(store_of(state))
     GATE.fails = lambda: threading.current_thread().name == "fbuf-read-ahead"
     state, _ = buffer.sample(state, jax.random.key(1))
     state, batch = buffer.sample(buffer.extend(state, rows_at(1)), jax.random.key(2))
@@ -284,7 +284,7 @@ def test_plan_and_nbytes_count_the_pending_batch(storage):
         state = buffer.extend(state, prefetch.rows_at(i))
         state, batch = buffer.sample(state, jax.random.key(i))
     jax.block_until_ready(batch)
-    prefetch.settle(store_of(state))
+    prefetch.wait_for_reads(store_of(state))
     grown = buffer.nbytes(state)["host"] - empty
     assert 2 * stacks < grown <= 2 * stacks + 40 * 64
 

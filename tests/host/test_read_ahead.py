@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fbuf._host.store import read_ahead
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf.storages import Zstd
-from tests.support.prefetch import GATE, Gated, gate, settle  # noqa: F401
+from tests.support.prefetch import GATE, Gated, gate, wait_for_reads  # noqa: F401
 from tests.support.refusals import raises
 from tests.support.threads import PATIENCE, soon
 
@@ -64,7 +64,7 @@ def stopped(made):
 def test_the_thread_reads_a_request_once():
     s, tickets = filled()
     number = ask(s, tickets)
-    settle(s)
+    wait_for_reads(s)
     GATE.fails = lambda: True  # a finished request needs no decoding
     for _ in range(2):
         collected(s, number, tickets)
@@ -114,7 +114,7 @@ def test_two_requests_are_kept_and_their_arrays_reused():
     empty, numbers, arrays = s.nbytes, [], set()
     for _ in range(6):
         numbers.append(ask(s, tickets))
-        settle(s)
+        wait_for_reads(s)
         collected(s, numbers[-1], tickets)
         arrays |= {id(out) for request in s._ahead._requests.values() for out in request.outs}
     assert len(arrays) == 4 and s.nbytes - empty == 2 * (12 * 5 + 12 * 4)
@@ -135,7 +135,7 @@ def test_a_thread_that_cannot_start_and_a_failed_allocation_are_no_errors():
         collected(s, ask(s, tickets), tickets)
     with mock.patch.object(read_ahead.np, "empty", side_effect=MemoryError):
         number = ask(s, tickets)
-        settle(s)
+        wait_for_reads(s)
     collected(s, number, tickets)
     assert s._ahead._thread.is_alive()
 
@@ -148,7 +148,7 @@ def test_a_failed_decoding_is_retried():
             calls = iter(range(100))
             GATE.fails = lambda calls=calls, n=n, times=times: n <= next(calls) < n + times
             number = ask(s, tickets)
-            settle(s)
+            wait_for_reads(s)
             requests = wanted(tickets)
             if times == 1 or n > 2:  # three chunks; after those nothing is decoded again
                 check(requests, s.collect(number, requests), 0)

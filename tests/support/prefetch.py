@@ -105,7 +105,7 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name == "fbuf-read-ahead"]
 
 
-def settle(store):
+def wait_for_reads(store):
     soon(lambda: all(request.done.is_set() for request in store._ahead._requests.values()))
 
 

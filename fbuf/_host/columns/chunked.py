@@ -415,7 +415,7 @@ class ChunkedColumn:
         except (MemoryError, OSError):  # it only saves memory
             return
         self.arena.release(old, length)
-        self.arena.settle()
+        self.arena.commit()
 
     # ---------------------------------------------------------------- compressing again
 

@@ -112,7 +112,7 @@ class ChunkedFileColumn(ChunkedColumn):
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
         """Make a staged batch readable and drop expired rows."""
         super().commit(batch, rows, staged)
-        self.arena.settle()
+        self.arena.commit()
         if staged.half is not None:
             self.half = staged.half
         used = set(self.table.values())

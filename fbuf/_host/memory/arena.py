@@ -200,7 +200,7 @@ class SegmentPool(abc.ABC):
         self.release(addresses, lengths)
 
     @abc.abstractmethod
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Keep the last `append`."""
 
     def prune(self) -> None:
@@ -260,7 +260,7 @@ class Arena(SegmentPool):
             raise
         return addresses
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Do nothing: an `append` to memory is complete."""
 
     def _grow(self, least: int, tail: int) -> Segment:

@@ -178,7 +178,7 @@ class FileArena(SegmentPool):
                 return
         self._tails[0] = -1
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Keep the last `append`, and close the files that it filled."""
         if self._undo is not None and self._undo[0] != self._tails[0]:
             for number, segment in self.segments.items():

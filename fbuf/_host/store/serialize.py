@@ -367,7 +367,7 @@ def _append(part: ChunkedColumn, lane: Array, chunk: Array, blobs: list[memoryvi
         return
     entries = zip(lane.tolist(), chunk.tolist(), part.slot[at].tolist(), blobs, part.checksum[at].tolist(), strict=True)
     part.address[at] = part.arena.append([make(e, c, s, bytes(blob), crc) for e, c, s, blob, crc in entries])
-    part.arena.settle()
+    part.arena.commit()
 
 
 def _load_dictionaries(part: ChunkedColumn, arrays: Sources, used: Array, current: int, closed: int) -> None:
