@@ -192,6 +192,11 @@ def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
     return platform_dependent(token, reads, gpu=by_barrier, default=by_branch)
 
 
+def computed_once(values: T) -> T:
+    """Return `values`. A GPU computes them once; without a barrier XLA computes them again there for each use."""
+    return platform_dependent(values, gpu=lax.optimization_barrier, default=lambda same: same)
+
+
 @jax.custom_batching.custom_vmap
 def any_unbatched(flags: jax.Array) -> jax.Array:
     """Return bool[], whether any of `flags` holds in any member of a `vmap`: never batched.

@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.control_flow import number_up_to, order_after_reads
+from fbuf._core.control_flow import computed_once, number_up_to, order_after_reads
 from fbuf._core.pytree import Spec
 from fbuf._core.slots import Geometry, Ranges, Ring, by_age, expand, slot_at, zeros
 from fbuf._interfaces.sampler import AnchorChange, EpisodeStarts, Sampler
@@ -143,8 +143,14 @@ def _row_flags(tail: Array, new: Array, changed: Array | None, reset_rows: bool)
         new = _cut(new, jnp.concatenate([changed[1:], jnp.zeros_like(changed[:1])]), reset_rows)
     before = jnp.concatenate([tail[-1:], new])[:-1]
     start = (has(before, RESET) & ~has(new, RESET)) | has(before, CUT) if reset_rows else has(before, END)
+    return control_flow.platform_dependent(
+        tail, new | bit(start, START), gpu=_joined, default=lambda *parts: jnp.concatenate(parts)
+    )
+
+
+def _joined(tail: Array, new: Array) -> Array:
+    """Concatenate rows so that a GPU computes them in the kernel that reads them."""
     rows, num, none = tail.shape[0], new.shape[0], jnp.uint8(0)
-    new = new | bit(start, START)
     return lax.pad(tail, none, [(0, num, 0), (0, 0, 0)]) | lax.pad(new, none, [(rows, 0, 0), (0, 0, 0)])
 
 
@@ -196,9 +202,9 @@ class _Decided(NamedTuple):
     """Hold what is known of tail and new rows, `[W + N, E]`."""
 
     flags: Array  # uint8
-    chosen: Array  # bool, decided to be an anchor
     undecided_before: Array  # bool
     undecided_after: Array  # bool
+    chosen: Array  # bool, decided to be an anchor
 
 
 class _Opened(NamedTuple):
@@ -352,17 +358,19 @@ def _open_anchors(
         )
         assert anchors.pending is not None
         before = write.row >= (write.tail_rows - anchors.pending)[None, :]
-        # Not read, but computed once: XLA would compute them again for each use, on GPUs from copies of the tail.
-        values += (_Decided(write.flags, decided & chosen, before, before & write.exists & ~decided),)
+        # A GPU would compute them from copies of the tail. A CPU copies what passes with the reads: the last of them only.
+        flags, before, after = computed_once((write.flags, before, before & write.exists & ~decided))
+        write = write._replace(flags=flags)
+        values += (decided & chosen,)
     token, (near_flags, around_flags, other) = order_after_reads(token, values)
-    flags = write.flags if anchors.rule.prompt else other.flags
     # The first `behind` rows that stay lack earlier frames, unless an episode starts in between.
     newer = jnp.clip(context - write.size + write.tail_rows, 0, write.row.shape[0] - 1)
-    context_flags = jnp.where(context < write.size, around_flags[:behind], jnp.take_along_axis(flags, newer, axis=0))
+    newer_flags = jnp.take_along_axis(write.flags, newer, axis=0)
+    context_flags = jnp.where(context < write.size, around_flags[:behind], newer_flags)
     lacks = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
     if anchors.rule.prompt:
         return _open_completed(write, slots[2], age, opens, other, lacks), lacks, near_flags, token
-    return _open_decided(anchors, write._replace(flags=flags), other, source, lacks), lacks, near_flags, token
+    return _open_decided(anchors, write, _Decided(flags, before, after, other), source, lacks), lacks, near_flags, token
 
 
 def _lacks_frames(write: _Write, lacks: Array | None, age: Array) -> Array:
