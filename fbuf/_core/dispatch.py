@@ -9,6 +9,7 @@ Operations, and the parts they call, have scopes in the program (`fbuf.sample/dr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from itertools import compress
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -111,19 +112,20 @@ class Operation(Generic[P, R]):
 
     def __init__(self, core: Callable[P, R], of_call: Callable[[Any], Any] = lambda core: core, *, scope: bool = True):
         self.core = core
-        name = core.__name__
         self.inline: Callable[..., tuple[Any, Any]] = of_call(core)
         if scope:
-            self.inline = jax.named_scope(f"fbuf.{name}")(self.inline)
+            self.inline = jax.named_scope(f"fbuf.{core.__name__}")(self.inline)
 
+    @functools.cached_property
+    def _jitted(self) -> Any:  # made by the first call: `import fbuf` makes some thirty operations
         def changes(buffer: Any, static: tuple[Any, ...], state: Any, args: tuple[Any, ...]) -> Any:
             buffer._check_state(state)
             with control_flow.varying_as(state, args):
                 new, result = self.inline(buffer, state, *args, *static)
             return changes_of(state, new), result
 
-        changes.__name__ = f"fbuf_{name}"  # the name of an eager call in profiles
-        self._jitted = jax.jit(changes, static_argnums=(0, 1), inline=True)
+        changes.__name__ = f"fbuf_{self.core.__name__}"  # the name of an eager call in profiles
+        return jax.jit(changes, static_argnums=(0, 1), inline=True)
 
     def __call__(self, buffer: Any, state: Any, *args: Any, static: tuple[Any, ...] = ()) -> tuple[Any, Any]:
         try:
