@@ -99,6 +99,13 @@ def _children(node: PyTree) -> dict[str, PyTree]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): child for path, child in pairs}
 
 
+def flat_keys(structure: Any) -> list[Any] | None:
+    """Return the keys of a plain dict of leaves, in the order of the leaves; None for any other structure."""
+    node, children = structure.node_data(), structure.children()
+    flat = structure.num_leaves == len(children) and all(map(jax.tree_util.treedef_is_leaf, children))
+    return list(node[1]) if node is not None and node[0] is dict and flat else None
+
+
 def listed(names: Iterable[str]) -> str:
     """Return the names of a row's leaves for a message."""
     return ", ".join(names) or "one unnamed array"

@@ -44,9 +44,7 @@ class HostAnchors:
         # Flags that a row has because of those of the row before.
         self._follows = [_following(before, rule.reset_rows) for before in range(256)]
         self._known: tuple[Any, int] = None, 0
-        self._each_shift = np.array(
-            [self._lanes, 1] * self._lanes
-        )  # of `_shifts`, where each lane opens and closes an anchor
+        self._each = [[self._each_alike(opens, closes) for closes in (0, 1)] for opens in (0, 1)]
         self._decided: dict[Any, tuple[Any, tuple[int, ...]]] = {}  # what the view's `opened` returns, by its arguments
 
     def follow(self, state: BufferState, arrays: HeldArrays, rings: Rings, block: RowBlock | None) -> int:
@@ -119,31 +117,41 @@ class HostAnchors:
         self._seen, self.total = last, sum(left) + sum(more)
 
     def _add_alike(self, step: int, keys: list[Any], closed: list[int]) -> bool:
-        """Add a row that opens and closes one anchor in each of several lanes, at once; False if it does not."""
+        """Add a row that does the same in each of several lanes, at once: it opens an anchor or none, and closes one or none.
+
+        False if it does not.
+        """
         lanes, length = self._lanes, self._length
-        if not closed or closed != list(range(closed[0], closed[0] + lanes)) or keys.count(keys[0]) != lanes:
+        beside = not closed or closed == list(range(closed[0], closed[0] + lanes))
+        if not beside or self._view.checks or self._rings.next_slot is None or keys.count(keys[0]) != lanes:
             return False
         memory, backs = self._decide(keys[0])
-        if (
-            len(backs) != 1
-            or self._view.checks
-            or self._rings.next_slot is None
-            or self._more.count(self._more[0]) != lanes
-        ):
+        if len(backs) > 1 or self._more.count(self._more[0]) != lanes:
             return False
-        first = (self._cursor[0] + step - backs[0]) % length * lanes
-        slots = list(range(first, first + lanes))
-        self._opened[:, self._more[0]] = slots
         self._memory[:] = [memory] * lanes
-        self._head[:] = [number + 1 for number in self._head]
-        self._left[:] = [number - 1 for number in self._left]
-        self._more[:] = [number + 1 for number in self._more]
-        self.changes += [-1 - slot for slot in closed]
-        self.changes += slots
+        opens, closes = len(backs), len(closed) // lanes
+        if closes:
+            self._head[:] = [number + 1 for number in self._head]
+            self._left[:] = [number - 1 for number in self._left]
+            self.changes += [-1 - slot for slot in closed]
+        if opens:
+            first = (self._cursor[0] + step - backs[0]) % length * lanes
+            slots = list(range(first, first + lanes))
+            self._opened[:, self._more[0]] = slots
+            self._more[:] = [number + 1 for number in self._more]
+            self.changes += slots
         if self._bounds is not None:
-            self._bounds[::2] -= 1
-            self._shifts += self._each_shift
+            bounds, shifts = self._each[opens][closes]
+            self._bounds += bounds
+            self._shifts += shifts
         return True
+
+    def _each_alike(self, opens: int, closes: int) -> Any:
+        """Return what `_add_alike` adds to `_bounds` and `_shifts`."""
+        lane, more = np.arange(self._lanes), opens - closes
+        bounds = np.stack((lane * more - closes, (lane + 1) * more), 1)
+        shifts = np.stack(((closes - lane * more) * self._lanes, closes - lane * more), 1)
+        return bounds.reshape(-1), shifts.reshape(-1)
 
     def _decide(self, key: tuple[Any, int, int]) -> tuple[Any, tuple[int, ...]]:
         """Return what the view's `opened` does."""

@@ -17,9 +17,8 @@ import numpy as np
 from fbuf._algorithms import random
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._replay import host_reads
 from fbuf._replay.host_anchors import HostAnchors
-from fbuf._replay.host_reads import HeldRows, HostBatch
+from fbuf._replay.host_reads import BatchStructure, HeldRows, HostBatch
 from fbuf._replay.host_rings import HostRings, Rings
 from fbuf._replay.row_block import RowBlock
 
@@ -83,7 +82,7 @@ class HostDraws:
         self._next: Any = iter(())  # keys and random bits of the next draws
         self._view = view
         self._anchors = None if buffer.dense else HostAnchors(buffer, names, view)
-        self._structure = host_reads.structure_of(view.example)
+        self._structure = BatchStructure(view.example)
 
     def draw(
         self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any

@@ -15,7 +15,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.packed_leaf import is_packed
-from fbuf._core.pytree import PyTree
+from fbuf._core.pytree import PyTree, flat_keys
 from fbuf._core.sample import Index, Sample
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._replay.host_rings import Rings
@@ -26,21 +26,38 @@ from fbuf.writers import Ring
 _FEW = 4  # rows that a loop copies faster than NumPy
 
 
+class BatchStructure:
+    """The structure of batches of data such as `example`."""
+
+    def __init__(self, example: PyTree):
+        self._structure: Any = jax.tree.structure(example)
+        self._keys = flat_keys(self._structure)
+
+    def batch(self, leaves: list[Any]) -> Sample:
+        """Return a batch, as `unflatten`, which takes longer between calls of torch."""
+        *data, slot, generation, probability, weight, mask = leaves
+        index, batch = object.__new__(Index), object.__new__(Sample)
+        vars(index).update(slot=slot, generation=generation, source=None, shard=None, birth=None)
+        whole = self._structure.unflatten(data) if self._keys is None else dict(zip(self._keys, data, strict=True))
+        vars(batch).update(
+            data=whole, index=index, probability=probability, weight=weight, mask=mask, ragged=None, last=None
+        )
+        return batch
+
+
 class HostBatch(NamedTuple):
     """Leaves of a `Sample` as NumPy arrays that nothing else refers to."""
 
     leaves: list[np.ndarray[Any, Any]]
-    structure: Any
+    structure: BatchStructure
 
     def to_numpy(self) -> Sample:
         """Return a batch of arrays."""
-        batch: Sample = self.structure.unflatten(self.leaves)
-        return batch
+        return self.structure.batch(self.leaves)
 
     def to_torch(self) -> Sample:
         """Return a batch of tensors."""
-        batch: Sample = self.structure.unflatten(list(map(_from_numpy(), self.leaves)))
-        return batch
+        return self.structure.batch(list(map(_from_numpy(), self.leaves)))
 
 
 @functools.cache
@@ -59,11 +76,6 @@ def host_view(buffer: Buffer, state: BufferState) -> Any:
     # Python's buffers have no bfloat16 or float8.
     known = all(np.dtype(leaf.dtype).isbuiltin != 2 for leaf in jax.tree.leaves(state.rows))
     return buffer.view.on_host(*buffer.storage.spec(state.rows)) if known else None
-
-
-def structure_of(data: PyTree) -> Any:
-    """Return the structure of batches of such data."""
-    return jax.tree.structure(Sample(data, Index(0, 0), 0, 0, 0))  # type: ignore[arg-type]
 
 
 class At(NamedTuple):
