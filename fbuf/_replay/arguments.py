@@ -96,21 +96,33 @@ def check_seconds(call: str, timeout: Any) -> None:
         raise ValueError(f"{call}: timeout is {timeout!r}; expected seconds >= 0, or None to wait without a limit.")
 
 
+@functools.lru_cache(maxsize=1024)
+def _of_torch(kind: Any) -> bool:
+    return kind.__module__.split(".")[0] == "torch"
+
+
 def _is_torch(value: Any) -> bool:
-    return type(value).__module__.split(".")[0] == "torch"
+    kind: Any = type(value)
+    return _of_torch(kind)
+
+
+@functools.cache
+def _is_shared(dtype: Any) -> bool:
+    return str(dtype)[6:] in _SHARED
 
 
 def to_array(value: Any, name: str) -> Any:
     """Return an array-like as JAX accepts it. An error names it `name`."""
-    if value is None or isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic, slice)):
+    if value is None or type(value) is np.ndarray:
         return value
     if _is_torch(value):
-        if value.device.type == "cpu" and not value.requires_grad and str(value.dtype)[6:] in _SHARED:
+        if value.is_cpu and not value.requires_grad and _is_shared(value.dtype):
             return value.numpy()
         from fbuf.torch import from_torch
 
         return from_torch({name: value})[name]
-    return jnp.asarray(value)
+    known = isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic, slice))
+    return value if known else jnp.asarray(value)
 
 
 def to_rows(tree: PyTree) -> PyTree:

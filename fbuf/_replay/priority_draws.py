@@ -87,7 +87,13 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
         super().drop()
-        self._noted: tuple[Any, ...] = None, 0, 0, np.zeros(0, int)  # of the last batch what was held, and its slots
+        self._noted: tuple[Any, ...] = (
+            None,
+            0,
+            0,
+            b"",
+            b"",
+        )  # of the last batch what was held, and the bytes of its index
         self._opened = list[int]()  # changes of collected rows that are in the tree
         self._new: Any = ()  # those that the next draw makes
 
@@ -95,7 +101,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         """Draw as `HostDraws`, and note the rows."""
         drawn = super().draw(engine, block, key, size, numbers)
         if drawn is not None:
-            self._noted = *self._held(engine, block), self._slot
+            *_, slot, generation, _, _, _ = drawn[1].leaves
+            self._noted = *self._held(engine, block), slot.tobytes(), generation.tobytes()
         return drawn
 
     def _count(self, engine: Any, block: RowBlock | None) -> int:
@@ -134,7 +141,6 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         chance, slot = drawn.real.copy(), drawn.imag.view(np.int32).astype(np.int64)
         if chance[0] != chance[0]:  # NaN: every leaf is 0
             return None
-        self._slot = slot
         return Drawn(slot, chance, weight.reshape(-1)[:size].copy())
 
     def _words(self, size: int, changed: int, update: np.ndarray[Any, Any] | None) -> tuple[Any, Any, Any]:
@@ -168,12 +174,12 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         if self._anchors is not None:
             self._anchors.follow(engine.state, engine.arrays, self._rings.read(header), block)
             return self._anchors.changes[known:]
-        lanes, length, _ = self._geometry
-        steps = np.arange(known // lanes, block.count)
-        if not steps.size:
-            return ()
-        slots = (self._rings.read(header).cursor + steps[:, None]) % length * lanes + np.arange(lanes)
-        return slots.reshape(-1).tolist()
+        (lanes, length, _), rings = self._geometry, self._rings.read(header)
+        if rings.next_slot is not None:
+            slots = range(rings.next_slot + known, rings.next_slot + block.count * lanes)
+            return [slot % (lanes * length) for slot in slots]
+        steps = np.arange(known // lanes, block.count)[:, None]
+        return ((rings.cursor + steps) % length * lanes + np.arange(lanes)).reshape(-1).tolist()
 
     def _held(self, engine: Any, block: RowBlock | None) -> tuple[Any, int, int]:
         return engine.state.header, *((0, 0) if block is None else (block.cleared, block.count))
@@ -185,12 +191,10 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             return False
         if block is not None and len(self._changes(engine, block)):
             engine.flush()
-        header, *counts, drawn = self._noted
-        now, *same = self._held(engine, block)
+        (header, *before), (now, *counts) = self._noted, self._held(engine, block)
         slot, _, generation = packed
-        held = header is now and counts == same and slot.size == drawn.size and not (slot - drawn).any()
-        held = held and not (generation.view(_UINT) - self._rings.generation(now, drawn, same[1])).any()
-        if not held and not (self._buffer.dense and self._rings.holds(now, slot, generation.view(_UINT), same[1])):
+        held = header is now and before == [*counts, slot.tobytes(), generation.tobytes()]
+        if not held and not (self._buffer.dense and self._rings.holds(now, slot, generation.view(_UINT), counts[1])):
             return False
         self.settle(engine)
         self.update = packed

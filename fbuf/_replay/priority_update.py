@@ -28,11 +28,11 @@ def packed_update(index: Index, error: Any, mask: Any) -> np.ndarray[Any, Any] |
     known = slot.dtype == _INT and generation.dtype == _UINT and error.dtype in (_FLOAT, _DOUBLE)
     if not known or not slot.size == generation.size == error.size:
         return None
-    packed = np.empty((3, slot.size), np.int32)
-    packed[0], errors, packed[2].view(_UINT)[:] = slot, packed[1].view(_FLOAT), generation
-    with np.errstate(over="ignore"):
-        errors[:] = error
-    return packed if np.count_nonzero(np.isfinite(errors)) == errors.size else None
+    if error.dtype == _DOUBLE:
+        with np.errstate(over="ignore"):
+            error = error.astype(_FLOAT)
+    packed = np.array((slot, error.view(_INT), generation.view(_INT)))
+    return packed if np.isfinite(error).all() else None
 
 
 class PriorityUpdate:
