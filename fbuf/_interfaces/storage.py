@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,10 @@ class Read(NamedTuple):
     # int32[B, U], slots of overlapping reads of this leaf: slot[b] = pool[b, start[b]:][:T]
     pool: jax.Array | None = None
     start: jax.Array | None = None  # int32[B]; a storage where reads are costly reads the pool once
+
+
+HostRead = Callable[[Sequence[tuple[int, np.ndarray[Any, Any]]]], "list[np.ndarray[Any, Any]] | None"]
+"""Read pairs of a leaf's number and slots int64[...], modulo C, into new arrays `[..., *item]`; None where it cannot."""
 
 
 class Storage(abc.ABC):
@@ -155,6 +159,14 @@ class Storage(abc.ABC):
     def held_bytes(self, rows: Any, pending: Any) -> int:
         """Return the host bytes of reads in progress, from shapes."""
         return 0
+
+    def on_host(self, rows: Any) -> HostRead | None:
+        """Return what reads these rows, in CPU memory, for `Replay` in NumPy; None: only `read` can. Eager.
+
+        It is dropped before the state is donated. Where it returns None the same batch is read by `read`, which then raises, or
+        masks, what is missing.
+        """
+        return None
 
     # Of a storage that `sends`.
 

@@ -1,6 +1,6 @@
 """`Engine`: what a `Replay` does with its buffer, state and key, without its lock and limit.
 
-It calls jitted programs. Where rows and priorities are in CPU memory it collects rows, and draws in NumPy (`host_draws`,
+It calls jitted programs. Where rows are in CPU memory or a store, it collects rows, and draws in NumPy (`host_draws`,
 `priority_draws`) for NumPy and torch: chosen once for a buffer and the devices of its state, with equal batches for equal keys.
 Its methods are called with the lock held.
 """
@@ -61,7 +61,6 @@ class Engine:
         self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
         self.is_queue = room_left(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
         self.written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
-        self.arrays = host_reads.HeldArrays()
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
         self.most_drawn = 0  # the largest batch size for which there were enough rows, where each is drawn once
@@ -75,13 +74,17 @@ class Engine:
 
     def _choose_paths(self) -> None:
         """Choose how to draw batches and collect rows, by the buffer and the devices of the state."""
+        self.arrays = host_reads.HeldArrays(self.buffer.storage)
         devices: set[Any] = self.state.header.sharding.device_set
         packs = not self._has_pairs and not isinstance(self.buffer.storage, Ragged)
         self.packs = packs and {d.platform for d in devices} == {"cpu"} and len(devices) == 1
         self._view = host_reads.host_view(self.buffer, self.state) if self.packs else None
         self.host: HostDraws | None = host_draws(self.buffer, self.impl, self._view, list(self._spec))
+        # A tree that has the leaves of rows which a store then fails to take could not be mended.
+        fails = self.buffer.storage.sends and self.buffer.sampler.prioritized
+        self._reads_block = self.buffer.on_write is None and not fails
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
-        self.block: RowBlock | None = row_block(self.buffer, self.state, 64 if self.host is None else 256)
+        self.block: RowBlock | None = row_block(self.buffer, self.state, 64 if self.host is None or fails else 256)
         self.updates: PriorityUpdate | None = None
         if isinstance(self.host, PriorityDraws):
             self.updates = self.host
@@ -130,7 +133,7 @@ class Engine:
 
     def update_priority(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
         """Call `Buffer.update_priority`, or let the update wait for the next draw. Return what was counted, or None."""
-        if self.updates is not None:
+        if self.updates is not None and not self.block_failed:
             block = self._readable()
             with DeferInterrupts():  # what is kept of the block and the tree changes as one
                 if self.updates.keep(self, block, index, error, mask):
@@ -331,7 +334,7 @@ class Engine:
 
     def draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array | None]:
         """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
-        if packed and self.host is not None:
+        if packed and self.host is not None and not self.block_failed:
             block = self._readable()
             with DeferInterrupts():  # what is kept of the block and the tree changes as one
                 drawn = self.host.draw(self, block, self.key, size, numbers)
@@ -373,7 +376,7 @@ class Engine:
 
     def _readable(self) -> RowBlock | None:
         """Return the block whose rows are those that will be written, or write the collected rows."""
-        block = self.block if self.buffer.on_write is None else None
+        block = self.block if self._reads_block else None
         if block is None or block.masked or block.count >= block.most_read:
             self.flush()
         return block

@@ -1,7 +1,7 @@
-"""`HostDraws`: draws for NumPy and torch in NumPy, where the rows are in CPU memory.
+"""`HostDraws`: draws for NumPy and torch in NumPy, where the rows are in CPU memory, or in a store on the host.
 
 A jitted draw of 256 small rows takes 200 to 500 us in a Python loop, most of it for dispatch. Here one program computes the
-random bits of several draws. Slots, generations and reads of rows are computed by NumPy in the memory of the state's arrays.
+random bits of several draws. NumPy computes slots and generations, and reads rows as their storage says (`Storage.on_host`).
 Batches equal those of `Buffer.sample` bit for bit. For priorities see `fbuf._replay.priority_draws`.
 """
 
@@ -89,7 +89,7 @@ class HostDraws:
     ) -> tuple[Any, HostBatch] | None:
         """Return the data of the next key and a batch of the engine's state with the rows of `block`.
 
-        None if there are no anchors, or if NumPy rounds this batch otherwise than XLA.
+        None if there are no anchors, if NumPy rounds this batch otherwise than XLA, or if a row cannot be read.
         """
         total = self._count(engine, block)
         if not total:
@@ -101,8 +101,8 @@ class HostDraws:
         if drawn is None:
             return None
         slot = drawn.slot
-        leaves, flags, _ = engine.arrays.read(state)
-        rows = HeldRows(*self._shape, leaves, flags, block, None if anchors is None else anchors.flags)
+        read, flags, _ = engine.arrays.read(state)
+        rows = HeldRows(*self._shape, read, flags, block, None if anchors is None else anchors.flags)
         rows.around(slot, self._rings.read(state.header), self._view.ahead, drawn.new)
         leaves = self._view.read(rows, slot)
         if leaves is None:

@@ -1,4 +1,4 @@
-"""Batches for NumPy and torch whose rows NumPy reads in the memory of the state's arrays.
+"""Batches for NumPy and torch whose rows NumPy reads: those of a state as its storage says, and those of a `RowBlock`.
 
 XLA reads large arrays with several threads on CPUs, which costs more than NumPy's reads of some hundred rows.
 """
@@ -14,13 +14,12 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree, flat_keys
 from fbuf._core.sample import Index, Sample
 from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._interfaces.storage import HostRead, Storage
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.row_block import RowBlock
-from fbuf.storages import Device
 from fbuf.writers import Ring
 
 _FEW = 4  # rows that a loop copies faster than NumPy
@@ -68,14 +67,14 @@ def _from_numpy() -> Any:
 
 
 def host_view(buffer: Buffer, state: BufferState) -> Any:
-    """Return the view in NumPy; None if it can't read such rows, in CPU memory, or something maps them afterwards."""
-    if (type(buffer.storage), type(buffer.writer)) != (Device, Ring) or buffer.prefetch or buffer.on_read is not None:
+    """Return the view in NumPy; None if it or the storage cannot read such rows, or something maps them afterwards."""
+    if type(buffer.writer) is not Ring or buffer.prefetch or buffer.on_read is not None:
         return None
-    if any(map(is_packed, jax.tree.leaves(state.rows, is_leaf=is_packed))):
-        return None
+    spec, structure = buffer.storage.spec(state.rows)
     # Python's buffers have no bfloat16 or float8.
-    known = all(np.dtype(leaf.dtype).isbuiltin != 2 for leaf in jax.tree.leaves(state.rows))
-    return buffer.view.on_host(*buffer.storage.spec(state.rows)) if known else None
+    if any(np.dtype(leaf.dtype).isbuiltin == 2 for leaf in spec.values()) or buffer.storage.on_host(state.rows) is None:
+        return None
+    return buffer.view.on_host(spec, structure)
 
 
 class At(NamedTuple):
@@ -87,29 +86,30 @@ class At(NamedTuple):
 
 
 class HeldArrays:
-    """NumPy's views of the arrays of a state, which the next draw uses again.
+    """NumPy's views of the arrays of a state, and the read of its rows in `storage`, which the next draw uses again.
 
     A view that outlives the state would make the next write copy the rows: `release` them before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
         self.lent: Any = None  # header of a state that the caller may donate
         self.release()
 
     def release(self) -> None:
         """Drop the views."""
         self._header: Any = None
-        self._known: tuple[list[np.ndarray[Any, Any]], Any, Any] = [], None, None
+        self._known: tuple[HostRead | None, Any, Any] = None, None, None
 
-    def read(self, state: BufferState) -> tuple[list[np.ndarray[Any, Any]], Any, Any]:
-        """Return the leaves of the rows, the flags and the queue of anchors; None where there is none."""
+    def read(self, state: BufferState) -> tuple[HostRead | None, Any, Any]:
+        """Return the read of the rows, the flags and the queue of anchors; None where there is none."""
         if state.header is self._header:
             return self._known
         self.release()
-        leaves = [np.asarray(memoryview(leaf)) for leaf in jax.tree.leaves(state.rows)]
+        rows = self._storage.on_host(state.rows)
         flags = None if state.anchors is None else np.asarray(memoryview(state.anchors.flags))
         queue = np.asarray(memoryview(state.sampler.slot)) if isinstance(state.sampler, AnchorQueue) else None
-        known = leaves, flags, queue
+        known = rows, flags, queue
         if state.header is not self.lent:
             self._header, self._known = state.header, known
         return known
@@ -121,16 +121,16 @@ class HeldRows:
     Args:
       lanes, length: Of the buffer's geometry.
       by_lane: Whether collected rows have a dimension of lanes.
-      leaves, flags: Of the state, from `HeldArrays`.
+      read, flags: Of the state, from `HeldArrays`.
       block: The collected rows, or None.
       fresh: The flags of the collected rows.
     """
 
     def __init__(
-        self, lanes: int, length: int, by_lane: bool, leaves: Any, flags: Any, block: RowBlock | None, fresh: Any
+        self, lanes: int, length: int, by_lane: bool, read: Any, flags: Any, block: RowBlock | None, fresh: Any
     ):
         self.lanes, self._length, self._by_lane = lanes, length, by_lane
-        self._leaves, self._flags, self._block, self._fresh = leaves, flags, block, fresh
+        self._read, self._flags, self._block, self._fresh = read, flags, block, fresh
         self._near: np.ndarray[Any, Any] | None = None  # entries of a batch some of whose rows may be in the block
         self._few: list[int] = []  # them, if few
         self._begin: Any = 0  # the slot of the first row of the block, less its lane; of each of these entries
@@ -189,16 +189,19 @@ class HeldRows:
             _put(flags, at, self._fresh)
         return flags
 
-    def take(self, number: int, at: At) -> np.ndarray[Any, Any]:
-        """Return a leaf of rows, `[B, item]`."""
-        return self.take_each([number], at)[0]
+    def read(self, wanted: Sequence[tuple[Sequence[int], At]]) -> list[np.ndarray[Any, Any]] | None:
+        """Return leaves of rows, `[B, item]`, by numbers and places; one call, as a store decodes what several need once.
 
-    def take_each(self, numbers: Sequence[int], at: At) -> list[np.ndarray[Any, Any]]:
-        """Return leaves of rows, `[B, item]`."""
-        leaves = [self._leaves[number].take(at.slot, 0, None, "wrap") for number in numbers]
-        if at.new is not None and self._block is not None:
-            for number, leaf in zip(numbers, leaves, strict=True):
-                _put(leaf, at, self._block.columns[number])
+        None if only the program can read them, or can tell why not.
+        """
+        leaves: list[np.ndarray[Any, Any]] | None
+        leaves = self._read([(number, at.slot) for numbers, at in wanted for number in numbers])
+        if leaves is not None and self._near is not None and self._block is not None:
+            each = iter(leaves)
+            for numbers, at in wanted:
+                for number, leaf in zip(numbers, each, strict=False):
+                    if at.new is not None:
+                        _put(leaf, at, self._block.columns[number])
         return leaves
 
 

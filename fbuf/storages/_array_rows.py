@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._core.packed_leaf import PackedLeaf, pack, packing_for, unpack, zeros
 from fbuf._core.pytree import Spec, item_bytes
@@ -27,6 +28,17 @@ def allocate_packed(capacity: int, spec: Mapping[str, jax.ShapeDtypeStruct]) -> 
         packing = packing_for(capacity, leaf)
         out |= allocate(capacity, {name: leaf}) if packing is None else {name: zeros(capacity, packing, leaf.dtype)}
     return out
+
+
+def in_numpy(array: jax.Array) -> np.ndarray[Any, Any]:
+    """Return an array in CPU memory as NumPy's view of it, once it is computed."""
+    return np.asarray(memoryview(array))
+
+
+def take(array: np.ndarray[Any, Any], slot: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the rows `[..., *item]` of an array `[C, *item]` in slots int64[...], modulo C."""
+    rows: np.ndarray[Any, Any] = array.take(slot, 0, None, "wrap")
+    return rows
 
 
 def default_platform() -> str:

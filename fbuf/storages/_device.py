@@ -14,10 +14,10 @@ from jax import Array
 
 from fbuf._core.component import component
 from fbuf._core.dispatch import OnHost
-from fbuf._core.packed_leaf import stored_leaves, with_structure
+from fbuf._core.packed_leaf import is_packed, stored_leaves, with_structure
 from fbuf._core.pytree import Leaves, PyTree, Spec, tree_bytes
 from fbuf._core.slots import Geometry, read_rows, write_rows
-from fbuf._interfaces.storage import LeafBytes, Read, Storage
+from fbuf._interfaces.storage import HostRead, LeafBytes, Read, Storage
 from fbuf.storages import _array_rows
 
 
@@ -76,6 +76,13 @@ class Device(Storage):
     def read(self, rows: PyTree, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
         arrays = stored_leaves(rows)
         return [read_rows(arrays[read.name], read.slot) for read in reads], None
+
+    def on_host(self, rows: PyTree) -> HostRead | None:
+        leaves: Any = stored_leaves(rows).values()
+        if any(map(is_packed, leaves)):
+            return None
+        arrays = list(map(_array_rows.in_numpy, leaves))
+        return lambda reads: [_array_rows.take(arrays[number], slot) for number, slot in reads]
 
     def clear(self, rows: PyTree) -> PyTree:
         return rows  # slots outside the ring are never read

@@ -32,7 +32,7 @@ from fbuf._host.columns.spec import one_by_one
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import RowStore
-from fbuf._interfaces.storage import LeafBytes, Read, Storage
+from fbuf._interfaces.storage import HostRead, LeafBytes, Read, Storage
 from fbuf.storages import _array_rows
 
 
@@ -418,6 +418,36 @@ def finish_read(
     return out, ok
 
 
+def on_host(rows: SideRows) -> HostRead | None:
+    """Return what reads rows in NumPy, once every write before this state is done. It leaves every error to `finish_read`."""
+    layout, tickets = rows.layout, _array_rows.in_numpy(rows.ticket).view(np.uint64)[:, 0]
+    store = lifetime.join_id(np.asarray(rows.id))
+    device = {name: _array_rows.in_numpy(array) for name, array in rows.device.items()}
+    column = {name: number for number, name in enumerate(layout.columns)}
+    leaves = [(device.get(name), column.get(name, 0), leaf.shape, leaf.dtype) for name, leaf in layout.spec.items()]
+
+    def read(reads: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray] | None:
+        if store in lifetime.failed:
+            return None
+        out, requests, known = list[np.ndarray](), list[Any](), dict[int, np.ndarray]()
+        for number, slot in reads:
+            array, at, shape, dtype = leaves[number]
+            if array is not None:
+                out.append(_array_rows.take(array, slot))
+                continue
+            ticket = known.get(key := id(slot))
+            if ticket is None:
+                ticket = known[key] = _array_rows.take(tickets, slot)
+            out.append(np.empty((*slot.shape, *shape), dtype))
+            requests.append((at, ticket, out[-1]))
+        try:
+            return out if not requests or lifetime.find(store).read(requests).all() else None
+        except Exception:
+            return None
+
+    return read
+
+
 def host_bytes(rows: SideRows, pending: SideHeld) -> int:
     """Return the bytes that a store keeps for prefetched rows."""
     spec = rows.layout.spec
@@ -453,6 +483,7 @@ class HostRows(Storage):
     prepare_read = staticmethod(prepare_read)
     start_read = staticmethod(start_read)
     held_bytes = staticmethod(host_bytes)
+    on_host = staticmethod(on_host)
     nbytes = staticmethod(nbytes)
     bytes_per_leaf = staticmethod(bytes_per_leaf)
     to_arrays = staticmethod(to_arrays)

@@ -11,6 +11,7 @@ from fbuf._core.pytree import Spec
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED
 
 Numbers = np.ndarray[Any, Any]
+_NONE = np.zeros(0, np.int64)
 
 
 class _Ends(NamedTuple):
@@ -21,33 +22,6 @@ class _Ends(NamedTuple):
     counted: Numbers  # [n - 1, 4 n + 1], words of ones where the reward of a later row counts, else 0
     discount: Numbers
     final: Numbers  # bool, `next_obs` is the final observation
-
-
-class _Frames:
-    """Stacks of the frames of rows."""
-
-    def __init__(self, rows: Any, slot: Numbers, places: Numbers, began: Numbers | None, zero: bool):
-        self._rows, self._slot, self._places = rows, slot, places
-        self._began, self._zero = began, zero
-        self._known: dict[bool, Any] = {}  # places of frames, and which are missing, by whether they follow
-
-    def take(self, number: int, reach: Numbers | None) -> Numbers:
-        """Return the frames [B, k, ...] of a leaf, of which the newest is `reach` rows after each anchor, or itself."""
-        at, missing = self._known.get(reach is None) or self._find(reach)
-        leaf: Numbers = self._rows.take(number, at)
-        if missing is not None:
-            leaf[missing] = 0
-        return leaf
-
-    def _find(self, reach: Numbers | None) -> Any:
-        place, missing = self._places if reach is None else reach[:, None] + self._places, None
-        if self._began is not None:
-            began = self._began[:, None]
-            missing = place < began if self._zero else None
-            place = np.maximum(place, began)
-        at = self._rows.at(self._slot[:, None] + place * self._rows.lanes)
-        self._known[reach is None] = at, missing
-        return at, missing
 
 
 class HostTransition:
@@ -140,22 +114,27 @@ class HostTransition:
         return bool(flags & TERMINATED) or (self._cut_ends and not flags & CUT)
 
     def read(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
-        """Return the leaves of the transitions at slots int64[B] of `rows`, a `HeldRows`; None if NumPy rounds otherwise."""
+        """Return the leaves of the transitions at slots int64[B] of `rows`, a `HeldRows`.
+
+        None if it cannot read them, or if NumPy rounds otherwise.
+        """
         return self._read_pairs(rows, slot) if self._span.size == 1 else self._read_steps(rows, slot)
 
-    def _read_pairs(self, rows: Any, slot: Numbers) -> list[Numbers]:
+    def _read_pairs(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
         """Read transitions of one step without a stack."""
         here = rows.at(slot)
         flags = rows.flags(here)
-        leaves = rows.take_each(self._here, here)
-        leaves += rows.take_each(self._next, rows.at(slot + self._moves.take(flags) * rows.lanes))
-        if self._final:
-            (last,) = (flags & (END | CUT) == END).nonzero()  # the final observation is known
-            if last.size:
-                for leaf, final in zip(leaves[len(self._here) :], rows.take_each(self._final, here), strict=True):
-                    leaf[last] = final[last]
-        leaves += rows.take(self._reward, here).astype(self._float, copy=False), self._discounts.take(flags)
-        return [leaves[place] for place in self._place]
+        beyond = rows.at(slot + self._moves.take(flags) * rows.lanes)
+        # Where the final observation is known it replaces the next one.
+        last = (flags & (END | CUT) == END).nonzero()[0] if self._final else _NONE
+        wanted = [(self._here, here), (self._next, beyond), ([self._reward], here)]
+        leaves = rows.read([*wanted, (self._final, here)] if last.size else wanted)
+        if leaves is None:
+            return None
+        first, end = len(self._here), len(self._here) + len(self._next)
+        _replace(leaves[first:end], last, leaves[end + 1 :])
+        made = [*leaves[:end], leaves[end].astype(self._float, copy=False), self._discounts.take(flags)]
+        return [made[place] for place in self._place]
 
     def _read_steps(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
         lanes, ends = rows.lanes, self._by_end
@@ -166,31 +145,44 @@ class HostTransition:
         ends_of += self._at
         end = np.minimum.reduce(ends_of)
         steps = rows.at(around[self.back :], by_step=True) if self.back else path
-        reward = self._sum(rows.take(self._reward, steps), end)
-        if reward is None:
-            return None
         reach = ends.reach.take(end)
         beyond = slot + reach * lanes
-        final = ends.final.take(end).nonzero()[0] if self._final or self._final_stacks else np.zeros(0, int)
-        leaves = rows.take_each(self._here, rows.at(slot))
-        leaves += self._with_final(rows.take_each(self._next, rows.at(beyond)), self._final, final, rows, beyond)
-        leaves += reward, ends.discount.take(end)
+        known = self._final + self._final_stacks
+        final = ends.final.take(end).nonzero()[0] if known else _NONE
+        wanted = [([self._reward], steps), (self._here, rows.at(slot)), (self._next, rows.at(beyond))]
+        missing = next_missing = None
         if self._stacks or self._next_stacks:
-            frames = _Frames(rows, slot, self._frames, self._began(near), self._zero)
-            leaves += [frames.take(number, None) for number in self._stacks]
-            stacks = [frames.take(number, reach) for number in self._next_stacks]
-            self._with_final([stack[:, -1] for stack in stacks], self._final_stacks, final, rows, beyond)
-            leaves += stacks
-        return [leaves[place] for place in self._place]
+            began = self._began(near)
+            (at, missing), (next_at, next_missing) = (self._stack_at(rows, slot, began, x) for x in (None, reach))
+            wanted += [(self._stacks, at), (self._next_stacks, next_at)]
+        if final.size:
+            wanted.append((known, rows.at(beyond - lanes)))  # the row before has the final observation
+        leaves = rows.read(wanted)
+        reward = None if leaves is None else self._sum(leaves[0], end)
+        if leaves is None or reward is None:
+            return None
+        parts, each = list[list[Numbers]](), iter(leaves[1:])
+        for numbers in (self._here, self._next, self._stacks, self._next_stacks, known if final.size else ()):
+            parts.append([next(each) for _ in numbers])
+        here, after, stacks, next_stacks, finals = parts
+        for stack in stacks if missing is not None else ():
+            stack[missing] = 0
+        for stack in next_stacks if next_missing is not None else ():
+            stack[next_missing] = 0
+        _replace([*after, *(stack[:, -1] for stack in next_stacks)], final, finals)
+        made = [*here, *after, reward, ends.discount.take(end), *stacks, *next_stacks]
+        return [made[place] for place in self._place]
 
-    def _with_final(
-        self, leaves: list[Numbers], numbers: list[int], at: Numbers, rows: Any, beyond: Numbers
-    ) -> list[Numbers]:
-        """Set entries `at` of leaves to the final observations, which the rows before `beyond` have."""
-        if at.size and numbers:
-            for leaf, final in zip(leaves, rows.take_each(numbers, rows.at(beyond - rows.lanes)), strict=True):
-                leaf[at] = final[at]
-        return leaves
+    def _stack_at(self, rows: Any, slot: Numbers, began: Numbers | None, reach: Numbers | None) -> tuple[Any, Any]:
+        """Return the places [B, k] of the frames of which the newest is `reach` rows after each anchor, or itself.
+
+        Also return which of them are missing, and so zero; None: none is.
+        """
+        place, missing = self._frames if reach is None else reach[:, None] + self._frames, None
+        if began is not None:
+            missing = place < began[:, None] if self._zero else None
+            place = np.maximum(place, began[:, None])
+        return rows.at(slot[:, None] + place * rows.lanes), missing
 
     def _began(self, near: Numbers) -> Numbers | None:
         """Return the rows from each anchor to the first of its episode, 0 or less, where it is near; None if none is."""
@@ -215,3 +207,9 @@ class HostTransition:
             for product in products:
                 total = total + product
         return total
+
+
+def _replace(leaves: list[Numbers], at: Numbers, finals: list[Numbers]) -> None:
+    """Replace entries `at` of leaves by those of their final observations, if there are any."""
+    for leaf, final in zip(leaves, finals, strict=False):
+        leaf[at] = final[at]

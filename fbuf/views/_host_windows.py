@@ -39,10 +39,12 @@ class HostWindows:
         """Return the step of a lane's next row, unless it begins an episode, and the number of undecided rows, for `opened`."""
         return step, undecided
 
-    def read(self, rows: Any, slot: Numbers) -> list[Numbers]:
-        """Return the leaves of the windows at slots int64[B] of `rows`, a `HeldRows`."""
+    def read(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
+        """Return the leaves of the windows at slots int64[B] of `rows`, a `HeldRows`; None if it cannot read them."""
         at, masks = self._window(rows, slot)
-        leaves = rows.take_each(range(self._rows), at)
+        leaves = rows.read([(range(self._rows), at)])
+        if leaves is None:
+            return None
         if masks is not None and not masks[0].all():
             missing = ~masks[0]
             for leaf in leaves:

@@ -24,9 +24,9 @@ class HostRow:
         self._numbers = list(range(len(spec)))
         self.example = structure.unflatten([np.zeros(0) for _ in spec])
 
-    def read(self, rows: Any, slot: np.ndarray) -> list[np.ndarray]:
-        """Return the leaves of the rows in slots int64[B] of `rows`, a `HeldRows`."""
-        leaves: list[np.ndarray] = rows.take_each(self._numbers, rows.at(slot))
+    def read(self, rows: Any, slot: np.ndarray) -> list[np.ndarray] | None:
+        """Return the leaves of the rows in slots int64[B] of `rows`, a `HeldRows`; None if it cannot read them."""
+        leaves: list[np.ndarray] | None = rows.read([(self._numbers, rows.at(slot))])
         return leaves
 
 

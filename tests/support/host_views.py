@@ -8,6 +8,7 @@ import numpy as np
 import fbuf
 from fbuf.views import Episode, Sequence, Transition
 from tests.support.trees import same
+from tests.support.two_replays import leaves_of
 
 SAME, NEXT = {"autoreset": "same_step"}, {"autoreset": "next_step"}
 ENDS = {"episode_end": ("terminated", "truncated")}
@@ -16,6 +17,13 @@ SAMPLERS = {
     "seen": fbuf.samplers.Prioritized(),
     "independent": fbuf.samplers.Prioritized(normalize=None, stratified=False),
     "buffer": fbuf.samplers.Prioritized(alpha=1.0, normalize="buffer"),
+}
+DEVICE = fbuf.storages.Device()
+STORAGES = {
+    "host": fbuf.storages.Host(),
+    "some on the host": fbuf.storages.Host(keys=("obs/a", "reward"), slack=0),
+    "compressed": fbuf.storages.Compressed(keys=("obs", "last", "action"), cache=1 << 20),
+    "files": fbuf.storages.Memmap(),
 }
 VIEWS = {
     "n": Transition(n_step=3, **SAME),
@@ -59,12 +67,12 @@ def row_of(random, lead, dtype=np.float32):
     }
 
 
-def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of, sampler=UNIFORM):
+def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of, sampler=UNIFORM, storage=DEVICE):
     """Compare batches after every few rows, some of them masked, and cuts; return the share that was drawn in NumPy.
 
     With priorities set those of every second batch; then compare the states.
     """
-    buffer = fbuf.Buffer(length * (lanes or 1), view=view, lanes=lanes, sampler=sampler)
+    buffer = fbuf.Buffer(length * (lanes or 1), view=view, lanes=lanes, sampler=sampler, storage=storage)
     random, lead = np.random.default_rng(seed), () if lanes is None else (lanes,)
     example = jax.tree.map(np.zeros_like, row_of(random, ()))
     replay, state, key = fbuf.Replay(buffer, example, seed=seed), buffer.init(example), jax.random.key(seed)
@@ -96,5 +104,5 @@ def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of, sam
             error = random.normal(size=size).astype(np.float32) * 3
             replay.update_priority(batch.index, error)
             state = update(state, expected.index, error)
-    same(*(dict(enumerate(jax.tree.leaves(each))) for each in (replay.state, state)))
+    same(*(leaves_of(each) for each in (replay.state, state)))
     return np.mean(drawn)

@@ -195,6 +195,9 @@ class Ragged(HostStorage):
         tickets = store.put(values, shape[0], None if keep.all() else keep)
         return tickets[..., None].view(np.uint32)
 
+    def on_host(self, rows: SideRows) -> None:
+        return None  # a batch has tickets too
+
     def send(
         self, rows: SideRows, leaves: Leaves, keep: jax.Array | None, slot: jax.Array | None, token: jax.Array
     ) -> tuple[SideRows, dict[str, jax.Array], jax.Array]:

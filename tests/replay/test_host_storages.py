@@ -1,0 +1,225 @@
+"""Batches that `Replay` draws in NumPy from stores on the host, and errors, are those of the jitted program."""
+
+import errno
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf._bridge import lifetime
+from fbuf._host.store.reads import TicketReads
+from fbuf._host.types import StoreCorrupted, records_errors
+from tests.support.failing_writes import PLAIN, failing, plain_rows
+from tests.support.host_views import SAMPLERS, STORAGES, UNIFORM, VIEWS, compare
+from tests.support.replay import counts
+from tests.support.trees import same
+from tests.support.two_replays import compare as compare_calls
+from tests.support.two_replays import leaves_of, make_pair
+
+
+@pytest.mark.parametrize(("storage", "view", "lanes"), [("host", "stack, n, final", 2), ("compressed", "mask", None)])
+def test_batches_are_those_of_the_program(storage, view, lanes):
+    assert compare(VIEWS[view], lanes, storage=STORAGES[storage], steps=35) == 1
+
+
+@pytest.mark.parametrize(
+    ("storage", "sampler", "view", "lanes"),
+    [("host", "uniform", "row", 2), ("compressed", "uniform", "final", None), ("host", "prioritized", "step", 1)],
+)
+def test_batches_after_any_calls_are_those_of_the_program(storage, sampler, view, lanes):
+    pair = make_pair(storage, sampler, view, lanes)
+    assert pair[0]._engine.host is not None
+    compare_calls(pair, 40, sizes=(7, 7, 12))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sampler", [None, "seen", "buffer"])
+@pytest.mark.parametrize(("view", "lanes"), [(view, (None, 2)[number % 2]) for number, view in enumerate(VIEWS)])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_batches_of_every_storage_are_those_of_the_program(storage, view, lanes, sampler):
+    chosen = {} if sampler is None else {"sampler": SAMPLERS[sampler]}
+    assert compare(VIEWS[view], lanes, storage=STORAGES[storage], seed=4, **chosen) == 1
+
+
+def pair_of(storage, rows=40, sampler=UNIFORM):
+    """Two replays of 32 rows, of which the second calls programs alone."""
+    buffer = fbuf.Buffer(32, storage=storage, sampler=sampler)
+    pair = [fbuf.Replay(buffer, PLAIN, seed=1, strict=False) for _ in range(2)]
+    assert pair[0]._engine.host is not None
+    pair[1]._engine.host = pair[1]._engine.updates = None
+    for replay in pair:
+        add(replay, 0, rows)
+    return pair
+
+
+def add(replay, first, count):
+    for number in range(first, first + count):
+        replay.add(jax.tree.map(lambda x: x[0], plain_rows(number, 1)))
+
+
+def outcome(replay, size=8, to="numpy"):
+    """Return a batch, or the kind and text of an error."""
+    try:
+        return replay.sample(size, to=to)
+    except Exception as error:
+        return type(error), str(error), getattr(error, "errno", None)
+
+
+def compare_draws(pair, raises=None):
+    """Draw from both: equal batches, or equal errors of a kind."""
+    ours, theirs = map(outcome, pair)
+    if raises is None:
+        same(ours, theirs)
+    else:
+        assert ours == theirs and ours[0] is raises
+    assert counts(pair[0]) == counts(pair[1])
+
+
+HOST = fbuf.storages.Host(slack=4)
+COMPRESSED = fbuf.storages.Compressed(keys=("obs",), slack=4)
+PRIORITIZED = fbuf.samplers.Prioritized()
+
+
+@pytest.mark.parametrize(("storage", "sampler"), [(HOST, UNIFORM), (COMPRESSED, PRIORITIZED)])
+def test_rows_that_expired_are_an_error(storage, sampler):
+    pair = pair_of(storage, sampler=sampler)
+    states = [replay.state for replay in pair]
+    copies = jax.tree.map(lambda x: x + 0 if isinstance(x, jax.Array) else x, states)
+    for replay in pair:
+        add(replay, 40, 3)
+    compare_draws(pair)
+    for replay in pair:
+        add(replay, 43, 30)
+    compare_draws(pair)
+    for replay, state in zip(pair, copies, strict=True):
+        replay.state = state
+    compare_draws(pair, raises=RuntimeError)
+    for replay in pair:
+        add(replay, 80, 1)  # a collected row, in the slot of an expired one
+    compare_draws(pair, raises=RuntimeError)
+    for replay in pair:
+        add(replay, 81, 31)
+    compare_draws(pair)
+
+
+def test_rows_that_expired_are_masked():
+    pair = pair_of(fbuf.storages.Host(slack=4, on_expired="mask"))
+    states = jax.tree.map(lambda x: x + 0, [replay.state for replay in pair])
+    for replay in pair:
+        add(replay, 40, 20)
+    compare_draws(pair)
+    for replay, state in zip(pair, states, strict=True):
+        replay.state = state
+    compare_draws(pair)
+    assert 0 < counts(pair[0])["expired_rows"]
+    batch = pair[0].sample(30, to="numpy")
+    assert 0 < batch.mask.sum() < 30 and not batch.data["t"][~batch.mask].any()
+
+
+CAUSES = [
+    OSError(errno.EIO, "cannot read"),
+    StoreCorrupted("Store.read: 1 rows have other checksums"),
+    MemoryError("no"),
+]
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=repr)
+def test_reads_that_fail_raise_what_the_program_raises(cause, monkeypatch):
+    pair = pair_of(HOST)
+
+    @records_errors
+    def fail(*_):
+        raise cause
+
+    with monkeypatch.context() as broken:
+        broken.setattr(TicketReads, "read", fail)
+        compare_draws(pair, raises=type(cause))
+    compare_draws(pair)
+
+
+def test_a_store_that_was_closed_is_an_error():
+    pair = pair_of(HOST)
+    ids = [lifetime.join_id(np.asarray(replay.state.rows.id)) for replay in pair]
+    for handle in fbuf.stores():
+        if handle.id in ids:
+            handle.close()
+    for replay, id in zip(pair, ids, strict=True):
+        kind, text, _ = outcome(replay)
+        assert kind is RuntimeError and f"({id:016x}) is not open" in text
+
+
+@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED], ids=repr)
+def test_draws_go_on_after_rows_that_could_not_be_stored(sampler):
+    pair = pair_of(HOST, sampler=sampler)
+    length = max(replay._engine.block.length for replay in pair)
+    for replay in pair:
+        replay.extend(plain_rows(40, 3))
+        with failing(), pytest.raises(OSError, match="3 rows were not written: write them again"):
+            replay.extend(plain_rows(43, 3))
+            replay.sample(8, to="numpy")  # a write into memory is not waited for
+    for replay in pair:
+        assert set(replay.sample(200, to="numpy").data["t"].tolist()) == set(range(11, 43))
+    for replay in pair:
+        add(replay, 43, 1)
+        with failing():
+            for number in range(44, 44 + 2 * length):  # until a block could not be written
+                try:
+                    add(replay, number, 1)
+                except OSError as error:
+                    assert "they are kept, and written before the next rows" in str(error)
+                    break
+            assert replay._engine.block_failed
+            assert max(replay.sample(200, to="numpy").data["t"]) < 44
+            assert max(replay.sample(200).data["t"]) < 44
+        assert max(replay.sample(200, to="numpy").data["t"]) >= number - 1
+
+
+def test_rows_are_drawn_after_a_save_and_a_load(tmp_path):
+    pair = pair_of(COMPRESSED)
+    for number, replay in enumerate(pair):
+        replay.sample(4, to="numpy")
+        add(replay, 40, 3)
+        replay.save(str(tmp_path / str(number)))
+    compare_draws(pair)
+    pair = [fbuf.Replay.load(str(tmp_path / str(number))) for number in range(2)]
+    pair[1]._engine.host = None
+    for first in (43, 50):
+        for replay in pair:
+            add(replay, first, 7)
+        compare_draws(pair)
+    same(*(leaves_of(replay.state) for replay in pair))
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch"])
+def test_threads_read_rows_that_belong_together(to):
+    if to == "torch":
+        pytest.importorskip("torch")
+    example = {"a": np.zeros(3, np.float32), "b": np.int32(0)}
+    replay = fbuf.Replay(fbuf.Buffer(64, storage=fbuf.storages.Host(slack=0)), example)
+    replay.add(example)
+    last, drawn = 500, 0
+
+    def write():
+        for number in range(1, last + 1):
+            replay.add({"a": np.full(3, number, np.float32), "b": np.int32(number)})
+            if number % 50 == 0:
+                replay.sample(16)  # by a program, which may still run
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        batch, drawn = replay.sample(32, to=to), drawn + 1
+        a, b = np.asarray(batch.data["a"]), np.asarray(batch.data["b"])
+        assert (a == b[:, None]).all() and b.max() - b.min() < 64
+    writer.join()
+    assert drawn > 10 and max(replay.sample(300, to="numpy").data["b"]) == last
+
+
+def test_arrays_belong_to_the_caller():
+    pair = pair_of(HOST)
+    batch = pair[0].sample(8, to="numpy")
+    batch.data["obs"][:] = 0
+    pair[1].sample(8, to="numpy")
+    compare_draws(pair)
