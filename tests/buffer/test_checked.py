@@ -187,6 +187,7 @@ def counts(tree):
 test_an_eager_call_raises_at_once = checks((check_eager, FIRST))
 
 
+@pytest.mark.more
 def test_rows_evicted_for_lack_of_room_are_no_error():
     buffer = dataclasses.replace(buffer_of(), **FEW)
     state = fbuf.checked(buffer.extend)(filled(buffer, 45), rows_of(50, 30))

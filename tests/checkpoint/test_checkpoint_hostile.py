@@ -226,6 +226,7 @@ def _saved_parts(name: str, folder: Any) -> tuple[Any, Any]:
         return whole, found.meta
 
 
+@pytest.mark.more
 def test_numbers_that_no_buffer_writes_are_refused(tmp_path):
     saved = {name: _saved_parts(name, tmp_path) for name in PARTS}
     for i, (name, leaf, place, number, match) in enumerate(RANGES):

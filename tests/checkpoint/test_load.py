@@ -133,8 +133,10 @@ def test_64_bits_need_x64(tmp_path):
     raises(fbuf.SchemaError, r"extra 'step' of .* is int64, but x64 is off", fbuf.load, tmp_path / "extra", extra=True)
 
 
-RESIZED = [("Compressed", "Prioritized", "Row", 16, 9), ("Device", "Uniform", "Transition", 80, 20)]
-test_the_newest_rows_stay = checks((check_resize, [(case,) for case in RESIZED]))
+test_the_newest_rows_stay = checks(
+    (check_resize, [(("Compressed", "Prioritized", "Row", 16, 9),)]),
+    more=[(check_resize, [(("Device", "Uniform", "Transition", 80, 20),)])],
+)
 
 
 @pytest.mark.parametrize("capacity", [10, 30])
@@ -151,6 +153,7 @@ def test_earlier_indices_are_stale(capacity, tmp_path):
     assert np.asarray(loaded.rows(again, last=5).data["t"]).tolist() == [35, 36, 37, 38, 39]
 
 
+@pytest.mark.more
 def test_a_batch_drawn_ahead_is_dropped_where_another_is_drawn(tmp_path):
     view = Transition(gamma=0.9, autoreset="same_step")
     buffer = fbuf.Buffer(40, lanes=combinations.LANES, view=view, prefetch=1, batch_size=4)

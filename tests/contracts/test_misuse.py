@@ -11,6 +11,7 @@ import pytest
 
 import fbuf
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 from tests.support.trees import row_with
 
 EXAMPLE = row_with(np.zeros(4, np.float32))
@@ -66,7 +67,7 @@ def test_states_of_storages_do_not_mix():
         raises(error, said, buffer.peek, state, jax.random.key(0), 4)
 
 
-@pytest.mark.parametrize("kind", [fbuf.storages.Compressed, fbuf.storages.Host])
+@pytest.mark.parametrize("kind", by_tier(fbuf.storages.Compressed, more=[fbuf.storages.Host]))
 def test_clear_between_two_writes_keeps_their_order(kind):
     buffer = fbuf.Buffer(64, storage=kind(keys=("obs",), slack=0))
 

@@ -8,6 +8,7 @@ import pytest
 from fbuf._core import packed_leaf, slots
 from fbuf._core.packed_leaf import PackedLeaf, Packing
 from tests.support.platforms import as_on_tpus
+from tests.support.tables import by_tier
 
 FORMS = {
     "flat": ((5,), np.float32),
@@ -41,7 +42,7 @@ def test_the_form_follows_from_the_row(shape, dtype, capacity, form):
         assert packing.stored[0] % 8 == 0 and packing.stored[1] == 128
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", by_tier("flat, bool", "tiles, padded", more=FORMS))
 def test_packed_rows_are_those_of_an_array(name):
     item, dtype = FORMS[name]
     rng, capacity = np.random.default_rng(0), 7

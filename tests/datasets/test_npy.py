@@ -123,6 +123,7 @@ def test_a_truncated_or_damaged_file_is_refused(path, at, by):
     np.testing.assert_array_equal(np.concatenate(got), FRAMES)
 
 
+@pytest.mark.more
 def test_bytes_after_the_array_are_refused(path):
     refused(path, PACKED + b"garbage")
     assert "has bytes after its array" in refused(path, PACKED + gzip.compress(b"x"))

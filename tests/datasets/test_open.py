@@ -40,6 +40,7 @@ def test_verify_names_the_damaged_segment(tmp_path):
     pytest.raises(ValueError, datasets.open, tmp_path, verify="no").match('expected "full" or "lazy"')
 
 
+@pytest.mark.more
 def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path):
     def make():
         made = oracle.from_arrays({"t": np.arange(9)}, path=tmp_path / "a", episode_end=(), segment_rows=3)

@@ -16,6 +16,7 @@ from tests.support.disk import flipped, identity, make
 from tests.support.processes import run_python
 from tests.support.refusals import raises
 from tests.support.store import columns_of, fetch, frames
+from tests.support.tables import by_tier
 
 COLUMNS = columns_of(None, Zstd(chunk=4, dictionary=4), shape=(576,))
 SIZES = {"lanes": 2, "length": 200, "slack": 20}
@@ -87,7 +88,7 @@ def test_stray_links_and_folders_are_named(folder, tmp_path, name):
         assert opened(path, True) is None
 
 
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("verify", by_tier(True, more=[False]))
 def test_one_wrong_byte_of_one_read_discards_nothing(folder, tmp_path, monkeypatch, verify):
     """Only bytes that were wrong twice are damage."""
     reads, wrong, real = list[str](), -1, os.pread

@@ -16,6 +16,7 @@ from tests.support import store as stores
 from tests.support.refusals import raises
 from tests.support.store import Deflate, Failing, fetch, frames, load, same
 from tests.support.store_model import Drawn, Model
+from tests.support.tables import by_tier
 
 CODECS = [None, Zstd(), Zstd(dictionary=0), Deflate(1)]
 
@@ -127,7 +128,7 @@ def test_each_future_reads_its_own_rows(data):
     assert readable
 
 
-@pytest.mark.parametrize("codec", [Zstd(), Deflate(1)], ids=["zstd", "own"])
+@pytest.mark.parametrize("codec", by_tier(Zstd(), more=[Deflate(1)], ids=lambda codec: type(codec).__name__))
 def test_random_replacement_takes_constant_memory(codec):
     store = make(codec, shape=(24, 24), length=2000, slack=50)
     rows, rng, sizes = frames(3000), np.random.default_rng(0), []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.tables import by_tier
 
 
 def raises(kind, text):
@@ -102,7 +103,9 @@ def test_reset_rows_belong_to_no_episode():
     assert fbuf.plot.episode(replay).track["end"] == "cut"
 
 
-STORAGES = [fbuf.storages.Compressed(keys=("obs",)), fbuf.storages.Host(), fbuf.storages.Deduplicated(("obs",))]
+STORAGES = by_tier(
+    fbuf.storages.Compressed(keys=("obs",)), more=[fbuf.storages.Host(), fbuf.storages.Deduplicated(("obs",))]
+)
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=str)

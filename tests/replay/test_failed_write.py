@@ -19,6 +19,7 @@ from fbuf._host.types import StoreCorrupted, records_errors
 from tests.support.failing_writes import PLAIN, check, failing, held, plain_buffer, plain_rows, wait
 from tests.support.processes import run_python
 from tests.support.refusals import raises, raises_late
+from tests.support.tables import by_tier
 
 LOST = "5 rows were not written: write them again"
 
@@ -257,8 +258,8 @@ WRITERS = {"top-k": fbuf.writers.TopK("rank"), "reservoir": fbuf.writers.Reservo
 IN_MEMORY = {"host": fbuf.storages.Host(), "compressed": fbuf.storages.Compressed(keys=("obs",))}
 
 
-@pytest.mark.parametrize(("writer", "storage"), [("top-k", "host"), ("reservoir", "compressed")])
-@pytest.mark.parametrize("sampler", [fbuf.samplers.Uniform(), fbuf.samplers.Prioritized()])
+@pytest.mark.parametrize(("writer", "storage"), by_tier(("top-k", "host"), more=[("reservoir", "compressed")]))
+@pytest.mark.parametrize("sampler", by_tier(fbuf.samplers.Uniform(), more=[fbuf.samplers.Prioritized()]))
 def test_a_failed_write_to_chosen_slots_changes_nothing(writer, storage, sampler):
     """All that follows is that of a buffer to which these rows were never given."""
     rng = np.random.default_rng(0)

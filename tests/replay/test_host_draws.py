@@ -12,6 +12,7 @@ import pytest
 
 import fbuf
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 from tests.support.trees import same
 from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
@@ -31,7 +32,7 @@ def with_lap(replay, lap):
 
 @pytest.mark.parametrize(
     ("capacity", "lanes", "lap", "impl"),
-    [(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
+    by_tier((37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), more=[(9, 1, 1, "rbg")]),
 )
 def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     with jax.default_prng_impl(impl):
@@ -40,14 +41,14 @@ def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     compare(pair, 50, sizes=(7, 7, 12), begin=functools.partial(with_lap, lap=lap))
 
 
-@pytest.mark.parametrize(("view", "lanes"), [("step", None), ("reset step", 2), ("final", 1)], ids=str)
+@pytest.mark.parametrize(("view", "lanes"), by_tier(("reset step", 2), more=[("step", None), ("final", 1)]), ids=str)
 def test_transitions_in_numpy_are_those_of_jax(view, lanes):
     pair = make_pair("device", "uniform", view, lanes, 24)
     assert pair[0]._engine.host is not None
     compare(pair, 50, sizes=(7, 7, 12))
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+@pytest.mark.parametrize("sampler", by_tier("uniform", more=["prioritized"]))
 def test_lanes_that_are_alike_are_drawn_as_others(sampler):
     pair, random = make_pair("device", sampler, "step", 8, 8 * 80), np.random.default_rng(0)
     block = pair[0]._engine.block

@@ -5,14 +5,15 @@ import pytest
 
 from fbuf.views import Transition
 from tests.support.host_views import SAMPLERS, VIEWS, compare, row_of
+from tests.support.tables import by_tier
 
 
-@pytest.mark.parametrize(("view", "lanes"), [("stack, n, repeat", 2), ("mask, learns", None)])
+@pytest.mark.parametrize(("view", "lanes"), by_tier(("stack, n, repeat", 2), more=[("mask, learns", None)]))
 def test_batches_are_those_of_the_program(view, lanes):
     assert compare(VIEWS[view], lanes) == 1
 
 
-@pytest.mark.parametrize(("view", "lanes", "sampler"), [("stack", 2, "seen"), ("n", None, "buffer")])
+@pytest.mark.parametrize(("view", "lanes", "sampler"), by_tier(("stack", 2, "seen"), more=[("n", None, "buffer")]))
 def test_prioritized_batches_and_states_are_those_of_the_programs(view, lanes, sampler):
     assert compare(VIEWS[view], lanes, sampler=SAMPLERS[sampler]) == 1
 

@@ -15,6 +15,7 @@ import fbuf
 from fbuf._replay import host_anchors, host_draws, priority_draws, programs
 from fbuf._replay.engine import Engine
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 from tests.support.trees import same
 from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
@@ -25,17 +26,16 @@ def filled(view: str = "row", sampler: Any = None) -> fbuf.Replay:
     return replay
 
 
-@pytest.mark.parametrize("sampler", ["prioritized", "ranked", "distinct"])
+@pytest.mark.parametrize("sampler", by_tier("distinct", more=["prioritized", "ranked"]))
 def test_batches_and_states_are_those_of_setting_at_once(sampler: str) -> None:
     assert compare(make_pair("device", sampler, "row", 2, capacity=40), steps=50) > 1
 
 
-STEPS = [
+STEPS = by_tier(
     ("row", None),
-    ("transition", None),
     ("row", fbuf.samplers.Ranked()),
-    ("row", fbuf.samplers.Prioritized(replace=False)),
-]
+    more=[("transition", None), ("row", fbuf.samplers.Prioritized(replace=False))],
+)
 
 
 @pytest.mark.parametrize(("view", "sampler"), STEPS, ids=str)

@@ -23,7 +23,7 @@ from tests.support import deduplicated_device as support
 from tests.support.deduplicated import SMALL, check, check_leaves, check_programs
 from tests.support.deduplicated_device import BATCH_BYTES, OBS, SIZES, atari, noise_rows
 from tests.support.refusals import raises
-from tests.support.tables import checks, pairwise
+from tests.support.tables import by_tier, checks, pairwise
 from tests.support.trees import row_with, same, x64
 
 
@@ -31,7 +31,7 @@ def test_rows_and_references_are_right_after_any_calls() -> None:
     check_programs("retire", 63, 39)  # three steps of all lanes at once
 
 
-@pytest.mark.parametrize("platform", ["cpu", "default"])
+@pytest.mark.parametrize("platform", by_tier("default", more=["cpu"]))
 def test_stacks_are_those_of_the_device(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(*args: Any, **branches: Any) -> Any:
         return branches.get(platform, branches["default"])(*args)
