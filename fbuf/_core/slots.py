@@ -11,7 +11,7 @@ Gathers are unchecked (`promise_in_bounds`), and zeroing masked rows fuses into 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -22,6 +22,7 @@ from jax import lax
 from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.packed_leaf import PackedLeaf, Packing, pack, unpack
+from fbuf._core.pytree import Leaves
 
 Ranges = Iterator[tuple[str, Any, Any, Any]]
 """What fields of a state hold; see `fbuf._core.component.state`."""
@@ -215,30 +216,49 @@ def generation(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
 Stored = TypeVar("Stored", bound="jax.Array | PackedLeaf")
 
 
-def write_rows(array: Stored, slot: jax.Array, values: jax.Array, token: jax.Array, inside: bool = False) -> Stored:
-    """Write `values` `[..., item]` to unique slots int32[...]; out-of-range slots are dropped.
+def write_rows(
+    arrays: Mapping[str, Stored], slot: jax.Array, values: Leaves, token: jax.Array, inside: bool = False
+) -> dict[str, Stored]:
+    """Write `values` `[..., item]` of some arrays to unique slots int32[...] and return all; out-of-range slots are dropped.
 
     If all slots are known to be `inside`, one row is written without the comparisons of a scatter.
     """
-    written: Any
-    if isinstance(array, PackedLeaf):
-        stored = pack(values, array.packing)
-        if array.packing.form == "tiles":
-            written = write_rows(array.array, slot, stored, token, inside)
-        else:
-            written = _write_flat(array, (slot + token).reshape(-1), stored)
-        written = PackedLeaf(written, array.packing)
-    else:
-        written = _write_array(array, slot, values, token, inside)
-    return written
-
-
-def _write_array(array: Any, slot: jax.Array, values: jax.Array, token: jax.Array, inside: bool) -> jax.Array:
-    at = (slot + token).reshape(-1, 1)
-    values = values.reshape((at.shape[0], *array.shape[1:])).astype(array.dtype)
+    at = (slot + token).reshape(-1)
+    changed = {name: array for name, array in arrays.items() if name in values}
+    rows = {name: _as_stored(values[name], at.shape[0], array) for name, array in changed.items()}
     if inside and at.shape[0] == 1:
-        return lax.dynamic_update_index_in_dim(array, values, at[0, 0], 0)
-    return control_flow.platform_dependent(array, at, values, cpu=_write_windows, default=_write_items)
+        return {**arrays, **_write_each(_write_row, changed, at, rows)}
+    by_windows, by_items = (functools.partial(_write_each, write) for write in (_write_windows, _write_items))
+    return {**arrays, **control_flow.platform_dependent(changed, at, rows, cpu=by_windows, default=by_items)}
+
+
+def _as_stored(values: jax.Array, number: int, array: jax.Array | PackedLeaf) -> jax.Array:
+    """Return the values of `number` rows as `array` stores them."""
+    item = array.shape[1:]
+    if isinstance(array, PackedLeaf):
+        values, item = pack(values, array.packing), array.packing.stored
+    return values.reshape((number, *item)).astype(array.dtype)
+
+
+_Write = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def _write_each(
+    write: _Write, arrays: Mapping[str, Stored], at: jax.Array, rows: Mapping[str, jax.Array]
+) -> dict[str, Stored]:
+    """Write the rows of each leaf; those along one axis `[C * n]` element by element."""
+
+    def write_leaf(array: Any, values: jax.Array) -> Any:
+        if not isinstance(array, PackedLeaf):
+            return write(array, at, values)
+        write_packed = _write_flat if array.packing.form == "flat" else write
+        return PackedLeaf(write_packed(array.array, at, values), array.packing)
+
+    return {name: write_leaf(array, rows[name]) for name, array in arrays.items()}
+
+
+def _write_row(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(array, values, at[0], 0)
 
 
 def _write_windows(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
@@ -253,19 +273,20 @@ def _write_items(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Arra
     return _scatter(array, at, values, items)
 
 
-def _write_flat(leaf: PackedLeaf, slot: jax.Array, values: jax.Array) -> jax.Array:
+def _write_flat(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
     """Write the elements of rows one by one: windows of them become a loop over the rows on a TPU."""
-    capacity, number, elements = leaf.shape[0], slot.shape[0], leaf.packing.elements
+    number, elements = values.shape
+    capacity = array.shape[0] // elements
     beyond = jnp.int32(capacity) + jnp.arange(number, dtype=jnp.int32)
-    row = jnp.where((slot >= jnp.int32(0)) & (slot < jnp.int32(capacity)), slot, beyond)
-    at = row[:, None] * jnp.int32(elements) + jnp.arange(elements, dtype=jnp.int32)[None, :]
+    row = jnp.where((at >= jnp.int32(0)) & (at < jnp.int32(capacity)), at, beyond)
+    element = row[:, None] * jnp.int32(elements) + jnp.arange(elements, dtype=jnp.int32)[None, :]
     single = lax.ScatterDimensionNumbers((), (0,), (0,))
-    return _scatter(leaf.array, at.reshape(-1, 1), values.reshape(-1).astype(leaf.dtype), single)
+    return _scatter(array, element.reshape(-1), values.reshape(-1), single)
 
 
 def _scatter(array: jax.Array, at: jax.Array, values: jax.Array, dimensions: lax.ScatterDimensionNumbers) -> jax.Array:
     mode = lax.GatherScatterMode.FILL_OR_DROP
-    return lax.scatter(array, at, values, dimensions, unique_indices=True, mode=mode)
+    return lax.scatter(array, at[:, None], values, dimensions, unique_indices=True, mode=mode)
 
 
 def read_rows(array: Any, slot: jax.Array) -> jax.Array:

@@ -110,10 +110,8 @@ def drop(rows: DeduplicatedRows, slot: Array, token: Array) -> tuple[Deduplicate
         at = lax.dynamic_slice(slot, (begin,), (min(limit, number),))
         rows, token = _release(rows, at, token)
         leaves = named_leaves(rows.tree)
-        for cut in rows.cuts:
-            nothing = jnp.zeros((at.size, cut.grid.blocks), leaves[cut.name].dtype)
-            leaves[cut.name] = write_rows(leaves[cut.name], at, nothing, token)
-        return (with_leaves(rows, leaves), token), None
+        nothing = {cut.name: jnp.zeros((at.size, cut.grid.blocks), leaves[cut.name].dtype) for cut in rows.cuts}
+        return (with_leaves(rows, write_rows(leaves, at, nothing, token)), token), None
 
     # Chunks may overlap at the end: dropping a row twice is harmless.
     (rows, token), _ = _scan_chunks(some, (rows, token), number, limit)
@@ -128,12 +126,8 @@ def write(
     flat = {n: x.reshape(num * lanes, *x.shape[2:]) for n, x in leaves.items()}
     slots = slot.reshape(-1)
     kept = jnp.ones(slots.shape, bool) if keep is None else keep.reshape(-1)
-    arrays = named_leaves(rows.tree)
-    side = {cut.name for cut in rows.cuts}
-    for name, values in flat.items():
-        if name not in side:
-            arrays[name] = write_rows(arrays[name], slots, values, token)
-    rows = with_leaves(rows, arrays)
+    other = _without_cuts(flat, rows.cuts)
+    rows = with_leaves(rows, write_rows(named_leaves(rows.tree), slots, other, token))
     limit = _rows_per_chunk(rows, _CHUNK_BLOCKS)
     limit = limit // lanes * lanes if limit > lanes else limit
     size = min(limit, num * lanes)
@@ -142,7 +136,7 @@ def write(
         rows, token = carry
         first = jnp.minimum(begin, jnp.int32(num * lanes - size))
         new = first + jnp.arange(size, dtype=jnp.int32) >= begin  # the last chunk starts earlier, to have the same size
-        part = {name: lax.dynamic_slice_in_dim(flat[name], first, size) for name in side}
+        part = {cut.name: lax.dynamic_slice_in_dim(flat[cut.name], first, size) for cut in rows.cuts}
         at = lax.dynamic_slice_in_dim(slots, first, size)
         fresh = lax.dynamic_slice_in_dim(kept, first, size) & new
         lane = (first + jnp.arange(min(size, lanes), dtype=jnp.int32)) % jnp.int32(lanes)
@@ -180,11 +174,9 @@ def update(rows: DeduplicatedRows, slot: Array, leaves: Leaves, token: Array) ->
         order = _starts(number, size)[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
         order = jnp.minimum(order, jnp.int32(number - size) + jnp.arange(size, dtype=jnp.int32)[None, :])
         accepted = jnp.zeros((number,), bool).at[order.reshape(-1)].max(fine.reshape(-1))
-    arrays = named_leaves(rows.tree)
     nowhere = jnp.int32(capacity(rows)) + jnp.arange(number, dtype=jnp.int32)
-    for name, values in leaves.items():
-        if name not in {cut.name for cut in cuts}:
-            arrays[name] = write_rows(arrays[name], jnp.where(accepted, slot, nowhere), values, token)
+    at = jnp.where(accepted, slot, nowhere)
+    arrays = write_rows(named_leaves(rows.tree), at, _without_cuts(leaves, cuts), token)
     return with_leaves(rows, arrays), jnp.sum(inside & ~accepted, dtype=jnp.uint32) if cuts else None
 
 
@@ -408,21 +400,23 @@ def _write_chunk(
         rows = _set_table(rows, cut.table, table)
         accept = accept & jnp.all(coded[cut.name].ids != jnp.int32(0), axis=1)
     rows, token = _count_references(rows, rows.cuts, coded, accept, token)
-    arrays, last = named_leaves(rows.tree), dict(rows.last)
+    arrays = named_leaves(rows.tree)
     nowhere = jnp.int32(capacity(rows)) + jnp.arange(number, dtype=jnp.int32)
     at = jnp.where(keep, slot, nowhere)
     step = jnp.arange(number // lanes, dtype=jnp.int32)[:, None]
     newest = jnp.max(jnp.where(keep.reshape(-1, lanes), step, jnp.int32(-1)), axis=0)
     from_row = jnp.maximum(newest, jnp.int32(0)) * jnp.int32(lanes) + jnp.arange(lanes, dtype=jnp.int32)
-    for cut in rows.cuts:
-        ids = coded[cut.name].ids
-        dtype = arrays[cut.name].dtype
-        stored = jnp.where(accept[:, None], ids, jnp.int32(0)).astype(dtype)
-        arrays[cut.name] = write_rows(arrays[cut.name], at, stored, token)
-        lanes_at = jnp.where(newest >= jnp.int32(0), lane, jnp.int32(last[cut.name].shape[0]) + lane)
-        last[cut.name] = write_rows(last[cut.name], lanes_at, ids[from_row].astype(dtype), token)
+    ids = {name: made.ids for name, made in coded.items()}
+    arrays = write_rows(arrays, at, {n: jnp.where(accept[:, None], x, jnp.int32(0)) for n, x in ids.items()}, token)
+    lanes_at = jnp.where(newest >= jnp.int32(0), lane, jnp.int32(capacity(rows)) + lane)
+    last = write_rows(rows.last, lanes_at, {n: x[from_row] for n, x in ids.items()}, token)
     rows = dataclasses.replace(with_leaves(rows, arrays), last=last)
     return rows, token, jnp.sum(keep & ~accept, dtype=jnp.uint32), rows.live - before
+
+
+def _without_cuts(leaves: Leaves, cuts: tuple[Cut, ...]) -> Leaves:
+    names = {cut.name for cut in cuts}
+    return {name: values for name, values in leaves.items() if name not in names}
 
 
 def _update_chunk(
@@ -442,7 +436,5 @@ def _update_chunk(
     arrays = named_leaves(rows.tree)
     nowhere = jnp.int32(capacity(rows)) + jnp.arange(slot.shape[0], dtype=jnp.int32)
     at = jnp.where(accept, slot, nowhere)
-    for cut in cuts:
-        stored = coded[cut.name].ids.astype(arrays[cut.name].dtype)
-        arrays[cut.name] = write_rows(arrays[cut.name], at, stored, token)
+    arrays = write_rows(arrays, at, {name: made.ids for name, made in coded.items()}, token)
     return with_leaves(rows, arrays), token, accept

@@ -70,8 +70,7 @@ class Device(Storage):
 
     def _write_leaves(self, rows: PyTree, slot: Array, leaves: Leaves, token: Array, inside: bool = False) -> PyTree:
         arrays, structure = with_structure(rows)
-        new = {n: write_rows(a, slot, leaves[n], token, inside) if n in leaves else a for n, a in arrays.items()}
-        return structure.unflatten(new.values())
+        return structure.unflatten(write_rows(arrays, slot, leaves, token, inside).values())
 
     def read(self, rows: PyTree, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
         arrays = stored_leaves(rows)

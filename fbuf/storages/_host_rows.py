@@ -284,9 +284,8 @@ def send(
 
 def write(rows: SideRows, slot: Array, leaves: Leaves, keep: Array | None, token: Array) -> tuple[SideRows, None]:
     """Write the tickets of rows that `send` stored, and their other leaves to the device."""
-    device = {n: write_rows(a, slot, leaves[n], token) for n, a in rows.device.items()}
-    ticket = write_rows(rows.ticket, slot, leaves[TICKET], token)
-    return rows.replace(ticket, device), None
+    device = write_rows({TICKET: rows.ticket, **rows.device}, slot, leaves, token)
+    return rows.replace(device.pop(TICKET), device), None
 
 
 def last_write(rows: SideRows) -> Array:
@@ -305,8 +304,7 @@ def update(rows: SideRows, slot: Array, leaves: Leaves, token: Array) -> tuple[S
         rows, is_lost, token = _updated(rows, slot, side, token)
         slot = jnp.where(is_lost, jnp.int32(rows.ticket.shape[0]) + jnp.arange(slot.size, dtype=jnp.int32), slot)
         lost = jnp.sum(is_lost, dtype=jnp.uint32)
-    device = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
-    return rows.replace(rows.ticket, device), lost
+    return rows.replace(rows.ticket, write_rows(rows.device, slot, leaves, token)), lost
 
 
 def cut(rows: SideRows, slot: Array, token: Array) -> SideRows:
@@ -319,7 +317,8 @@ def _updated(rows: SideRows, slot: Array, side: Mapping[int, Array], token: Arra
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
     token, (old,) = order_after_reads(token, (read_rows(rows.ticket, slot),))
     new, lost = callbacks.update_rows(rows.id, token, last_write(rows), old, keep, side)
-    return rows.replace(write_rows(rows.ticket, slot, new, token), rows.device), lost, token
+    ticket = write_rows({TICKET: rows.ticket}, slot, {TICKET: new}, token)[TICKET]
+    return rows.replace(ticket, rows.device), lost, token
 
 
 def store_of(rows: SideRows) -> RowStore:

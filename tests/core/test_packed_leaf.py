@@ -54,7 +54,7 @@ def test_packed_rows_are_those_of_an_array(name):
     for slot in ([[3, 0], [6, 2]], [[7, 1], [-1, 80]], [[5]]):
         at = np.array(slot, np.int32)
         values = rng.integers(0, 2, (*at.shape, *item)).astype(dtype)
-        leaf = write(leaf, at, values, jnp.int32(0), inside=at.size == 1)
+        leaf = write({"": leaf}, at, {"": values}, jnp.int32(0), inside=at.size == 1)[""]
         held = (at >= 0) & (at < capacity)
         plain[at[held]] = values[held]
         assert np.array_equal(np.asarray(leaf), plain)

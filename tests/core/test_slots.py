@@ -95,14 +95,19 @@ def test_every_form_of_writing_rows_gives_the_same_array(item):
     expected = array.copy()
     expected[[4, 0, 8, 2]] = values.reshape(6, *item)[[0, 2, 4, 5]]
     array, values = array.astype(np.int32), values.astype(np.int32)
-    for write in (slots.write_rows, jax.jit(slots.write_rows)):
-        assert np.array_equal(write(jnp.asarray(array), slot, values, jnp.int32(0)), expected)
-    at = jnp.asarray(slot.reshape(-1, 1))
+
+    def write(array, values):
+        arrays = {"unchanged": jnp.zeros(9), "changed": jnp.asarray(array)}
+        written = slots.write_rows(arrays, slot, {"other": values, "changed": values}, jnp.int32(0))
+        assert list(written) == list(arrays) and written["unchanged"] is arrays["unchanged"]
+        return written["changed"]
+
+    for form in (write, jax.jit(write)):
+        assert np.array_equal(form(array, values), expected)
+    at = jnp.asarray(slot.reshape(-1))
     for form in (slots._write_windows, slots._write_items):
         assert np.array_equal(form(jnp.asarray(array), at, values.reshape(6, *item)), expected)
-    many = jax.vmap(slots.write_rows, (0, None, 0, None))(
-        np.stack([array, array + 1]), slot, values[None].repeat(2, 0), 0
-    )
+    many = jax.vmap(write)(np.stack([array, array + 1]), values[None].repeat(2, 0))
     untouched = np.isin(np.arange(9), [4, 0, 8, 2], invert=True).reshape(9, *(1,) * len(item))
     assert np.array_equal(many, np.stack([expected, expected + untouched]))
 
@@ -113,7 +118,7 @@ def test_the_platform_that_is_lowered_for_chooses_how_rows_are_written():
     values = jax.ShapeDtypeStruct((4, 8, 17), jnp.float32)
 
     def write(array, slot, values):
-        return slots.write_rows(array, slot, values, jnp.int32(0))
+        return slots.write_rows({"": array}, slot, {"": values}, jnp.int32(0))[""]
 
     traced = jax.jit(write, donate_argnums=0).trace(array, slot, values)
     for platform, expected in (

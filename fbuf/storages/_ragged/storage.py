@@ -206,8 +206,7 @@ class Ragged(HostStorage):
         return _host_rows.send(rows, leaves, keep, slot, token)
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
-        device = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
-        return rows.replace(rows.ticket, device), None
+        return rows.replace(rows.ticket, write_rows(rows.device, slot, leaves, token)), None
 
     def changeable(self, call: str, rows: SideRows, names: Sequence[str]) -> Spec:
         """Return the leaves that `update_rows` can change. Raises TypeError for ragged leaves in `names`."""
