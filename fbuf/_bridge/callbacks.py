@@ -26,7 +26,8 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fbuf._bridge.lifetime import find, join_id, record_failure, split_id
+from fbuf._bridge import failed_writes
+from fbuf._bridge.lifetime import find, join_id, split_id
 from fbuf._core import control_flow
 from fbuf._core.pytree import DTYPES
 from fbuf._host.priorities import Priorities
@@ -132,7 +133,7 @@ def _write_rows(masked: bool, context: Any, out: Any, id: Any, token: Any, after
     tickets, error = store.try_write(arrays, keep)
     if error is not None:
         wanted = tickets.size if keep is None else np.count_nonzero(keep)
-        record_failure(number, error, int(wanted - np.count_nonzero(tickets)))
+        failed_writes.record(number, error, int(wanted - np.count_nonzero(tickets)))
     np.asarray(out)[...] = tickets[..., None].view(np.uint32)
 
 
@@ -145,7 +146,9 @@ def _write_slots(
     arrays, wanted = [_typed(store, i, view(r)) for i, r in enumerate(rows)], view(slots)
     tickets, error = store.try_write(arrays, None, wanted, before)
     if error is not None:
-        record_failure(number, error, int(np.count_nonzero((wanted >= 0) & (wanted < store.lanes * store.length))))
+        failed_writes.record(
+            number, error, int(np.count_nonzero((wanted >= 0) & (wanted < store.lanes * store.length)))
+        )
     kept = tickets[tickets != 0]
     made = kept[:1] if kept.size else known
     np.asarray(out[0])[...] = tickets[..., None].view(np.uint32)
@@ -223,7 +226,7 @@ def _update_rows(
     values = {c: _typed(store, c, view(f)) for c, f in zip(columns, fields, strict=True)}
     new, error = store.try_update_rows(_tickets(view(tickets)), view(keep), values)
     if error is not None:
-        record_failure(number, error, int(np.count_nonzero(new == LOST)))
+        failed_writes.record(number, error, int(np.count_nonzero(new == LOST)))
     np.asarray(out)[...] = new[..., None].view(np.uint32)
 
 
@@ -286,7 +289,7 @@ def _call_elsewhere(function: Callable[..., None], shapes: Any, effect: bool, *o
 
 
 def write(id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Array | None) -> Array:
-    """Write rows to the store. An error of the store is raised by `lifetime.raise_failed`.
+    """Write rows to the store. An error of the store is raised by `failed_writes.raise_failed`.
 
     Args:
       id: uint32[2], names the store.
@@ -360,7 +363,7 @@ def update_rows(
 ) -> tuple[Array, Array]:
     """Store rows again with some leaves `[B, item]` replaced; return tickets uint32[B, 2] (the old where not).
 
-    Also return bool[B], which rows were not stored because the store failed; `lifetime.raise_failed` raises the error.
+    Also return bool[B], which rows were not stored because the store failed; `failed_writes.raise_failed` raises the error.
     `token` and `after` order it as they do `write`.
     """
     values = [lax.stop_gradient(v) for v in fields.values()]

@@ -20,7 +20,6 @@ import gc
 import secrets
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Hashable, Mapping
@@ -31,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend, core
 
+from fbuf._bridge import failed_writes
 from fbuf._host.types import HostObject, RowStore, StoreClosed, StoreCorrupted
 
 _lock = threading.RLock()
@@ -38,42 +38,7 @@ _stores: dict[int, HostObject] = {}
 _slots: list[weakref.ref[Owner]] = []
 _slots_of: dict[Hashable, list[int]] = {}
 """Slots by the static part of the nodes in them: a store that is loaded again then finds one whose programs are compiled."""
-failed: dict[int, FailedWrite] = {}
-"""Writes whose errors were not raised yet, by id of the store."""
 _PATIENCE = 60.0  # seconds; a loop that never idles would keep a dropped store for ever
-
-
-class FailedWrite(NamedTuple):
-    """Writes of a store that failed since the last error was raised."""
-
-    error: Exception
-    rows: int  # not stored, or not changed
-
-    shards: str = ""  # how many rows of which shard, in brackets
-
-    @property
-    def reason(self) -> str:
-        """Why it failed, without a full stop."""
-        known = self.error.strerror if isinstance(self.error, OSError) else None
-        return (known or f"fbuf: a write failed: {self.error!r}").rstrip(".")
-
-    def to_error(self, advice: str = "write them again") -> OSError | StoreCorrupted:
-        """Return the error to raise; `write_of` gives this write."""
-        what = f"{self.rows} rows{self.shards} were not written"
-        if isinstance(self.error, StoreCorrupted):
-            raised: Any = StoreCorrupted(f"{self.error} {what}.")
-        else:
-            number = self.error.errno or errno.EIO if isinstance(self.error, OSError) else errno.ENOMEM
-            lost = f"{what}: {advice}" if self.rows else "All rows were written"
-            raised = OSError(number, f"{self.reason}. {lost}. The state is whole.")
-        raised.write = self
-        return cast("OSError | StoreCorrupted", raised)
-
-
-def write_of(error: BaseException) -> FailedWrite | None:
-    """Return the write that an error of `raise_failed` is about; None for other errors."""
-    write: FailedWrite | None = getattr(error, "write", None)
-    return write
 
 
 class _Grave(NamedTuple):
@@ -272,31 +237,6 @@ def _not_open(id: int) -> RuntimeError:
     )
 
 
-def record_failure(id: int, error: Exception, rows: int) -> None:
-    """Keep the error of a write, which the next call that takes a state of the store raises."""
-    with _lock:
-        before = failed.get(id)
-        failed[id] = FailedWrite(error, rows) if before is None else before._replace(rows=before.rows + rows)
-
-
-def raise_failed(owner: Owner | None) -> None:
-    """Raise OSError or StoreCorrupted, once, if a write of these stores failed; that of another cause is for the next call."""
-    if owner is None:
-        return
-    parts = owner.parts or {0: owner}
-    with _lock:
-        writes = {shard: failed[part.id] for shard, part in parts.items() if part.id in failed}
-        if not writes:
-            return
-        error = next(iter(writes.values())).error
-        alike = {shard: write for shard, write in writes.items() if repr(write.error) == repr(error)}
-        for shard in alike:
-            del failed[parts[shard].id]
-    shards = " and ".join(f"{write.rows} of shard {shard}" for shard, write in alike.items())
-    rows = sum(write.rows for write in alike.values())
-    raise FailedWrite(error, rows, f" ({shards})" if owner.parts else "").to_error()
-
-
 def raise_cause(error: Exception, owner: Owner | None) -> None:
     """Raise what a callback of these stores raised, if JAX made `error` of it: an OSError, MemoryError or RuntimeError."""
     for id in () if owner is None else owner.ids:
@@ -391,7 +331,7 @@ def _drop(id: int) -> None:
     store = _stores.pop(id, None)
     if store is not None:
         store.last_error = None  # its traceback refers to the store
-    _warn_failed(id)
+    failed_writes.warn(id)
 
 
 def _close(id: int) -> None:
@@ -400,16 +340,7 @@ def _close(id: int) -> None:
         store = _stores.pop(id, None)
     if store is not None:
         store.close()
-    _warn_failed(id)
-
-
-def _warn_failed(id: int) -> None:
-    """Warn of a write that failed, of which no later call with the state told."""
-    write = failed.pop(id, None)
-    if write is not None:
-        error = write.to_error()
-        text = error.strerror if isinstance(error, OSError) else str(error)  # without the number
-        warnings.warn(f"{text} No call took the state since.", RuntimeWarning, stacklevel=2)
+    failed_writes.warn(id)
 
 
 @atexit.register
@@ -417,5 +348,4 @@ def _warn_at_exit() -> None:
     if _stores:
         with contextlib.suppress(Exception):  # which JAX tells itself
             jax.effects_barrier()
-    for id in list(failed):
-        _warn_failed(id)
+    failed_writes.warn_all()

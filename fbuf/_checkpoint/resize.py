@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._bridge.lifetime import write_of
+from fbuf._bridge.failed_writes import write_of
 from fbuf._buffer import convert, write
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._bridge.lifetime import write_of
+from fbuf._bridge.failed_writes import write_of
 from fbuf._buffer import checks, write
 from fbuf._buffer import read as _read
 from fbuf._buffer.buffer import Buffer

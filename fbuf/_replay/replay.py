@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fbuf._bridge.lifetime import write_of
+from fbuf._bridge.failed_writes import write_of
 from fbuf._buffer import checks, read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checked import raise_for

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fbuf._bridge import callbacks, lifetime
+from fbuf._bridge import callbacks, failed_writes, lifetime
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import OnHost, replaced
@@ -114,8 +114,8 @@ class SideRows(OnHost):
 
 
 def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
-    if lifetime.failed:  # a state that a call takes is flattened before it is donated
-        lifetime.raise_failed(rows.owner)
+    if failed_writes.failed:  # a state that a call takes is flattened before it is donated
+        failed_writes.raise_failed(rows.owner)
     return _parts(rows)
 
 
@@ -426,7 +426,7 @@ def on_host(rows: SideRows) -> HostRead | None:
     leaves = [(device.get(name), column.get(name, 0), leaf.shape, leaf.dtype) for name, leaf in layout.spec.items()]
 
     def read(reads: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray] | None:
-        if store in lifetime.failed:
+        if store in failed_writes.failed:
             return None
         out, requests, known = list[np.ndarray](), list[Any](), dict[int, np.ndarray]()
         for number, slot in reads:

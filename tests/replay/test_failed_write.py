@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._bridge import lifetime
+from fbuf._bridge import failed_writes
 from fbuf._host.priorities import Priorities
 from fbuf._host.ragged.store import Records
 from fbuf._host.store.reads import TicketReads
@@ -212,7 +212,7 @@ def test_a_failure_that_no_call_told_is_a_warning(end, tmp_path):
             del state
             gc.collect()
             assert not fbuf.stores()
-    assert not lifetime.failed
+    assert not failed_writes.failed
 
 
 _AT_EXIT = """
