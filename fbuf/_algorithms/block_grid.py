@@ -99,17 +99,17 @@ def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
         if block is None:
             rows = block_rows(height, BLOCK_ROWS * scale)
             least = max(LINE_BYTES, BLOCK_BYTES // rows) * scale
-            wide, unit = -(-line // max(1, round(line / least))), math.lcm(4, pixel)
-            wide = -(-wide // unit) * unit
+            nbytes, unit = -(-line // max(1, round(line / least))), math.lcm(4, pixel)
+            nbytes = -(-nbytes // unit) * unit
         else:
-            rows, wide = block[0], block[1] * pixel
-        if wide % 4:
-            fine = next(p for p in range(wide // pixel, wide // pixel + 5) if p * pixel % 4 == 0)
+            rows, nbytes = block[0], block[1] * pixel
+        if nbytes % 4:
+            fine = next(p for p in range(nbytes // pixel, nbytes // pixel + 5) if p * pixel % 4 == 0)
             raise ValueError(
-                f"Deduplicated: a line of a block has {wide} bytes; expected a multiple of 4. Write block=({rows}, {fine})."
+                f"Deduplicated: a line of a block has {nbytes} bytes; expected a multiple of 4. Write block=({rows}, {fine})."
             )
-        cut = Grid(frames, height, line, rows, wide // 4, size, last, 1 if rows % planes else planes)
-        if block is not None or cut.blocks <= MOST_BLOCKS or (rows >= height and wide >= line):
+        cut = Grid(frames, height, line, rows, nbytes // 4, size, last, 1 if rows % planes else planes)
+        if block is not None or cut.blocks <= MOST_BLOCKS or (rows >= height and nbytes >= line):
             return cut
         scale *= 2
 
@@ -123,23 +123,25 @@ def to_words(values: jax.Array, cut: Grid) -> jax.Array:
     bits = bits.reshape(number, cut.frames, cut.height, cut.line // cut.size)
     lines, line = cut.down * cut.rows, cut.across * cut.words * 4
     pad = ((0, 0), (0, 0), (0, lines - cut.height), (0, (line - cut.line) // cut.size))
-    bits, (high, wide) = jnp.pad(bits, pad), cut.tile
+    bits, (height, columns) = jnp.pad(bits, pad), cut.tile
     if cut.size < 4:
         # Equal to `bitcast_convert_type`, for which XLA on CPU makes two passes.
         each = 4 // (cut.size * cut.planes)
-        bits = bits.reshape(number, cut.frames * cut.down, cut.planes, high, cut.across * wide, each).astype(jnp.uint32)
+        bits = bits.reshape(number, cut.frames * cut.down, cut.planes, height, cut.across * columns, each).astype(
+            jnp.uint32
+        )
         weights = jnp.asarray([1 << 8 * cut.size * i for i in range(4 // cut.size)], jnp.uint32)
         bits = jnp.sum(bits * weights.reshape(1, 1, cut.planes, 1, 1, each), axis=(2, 5), dtype=jnp.uint32)
     elif cut.size == 8:
         bits = lax.bitcast_convert_type(bits, jnp.uint32)
-    return bits.reshape(number, cut.frames * cut.down * high, cut.across * wide)
+    return bits.reshape(number, cut.frames * cut.down * height, cut.across * columns)
 
 
 def from_blocks(blocks: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     """Assemble rows `[R, *shape]` from uint32[R, blocks, words of a block]."""
-    number, (high, wide) = blocks.shape[0], cut.tile
-    tiles = blocks.reshape(number * cut.frames * cut.down, cut.across, high, wide)
-    lines = jnp.moveaxis(tiles, 1, 2).reshape(-1, 1, high, cut.across * wide)
+    number, (height, columns) = blocks.shape[0], cut.tile
+    tiles = blocks.reshape(number * cut.frames * cut.down, cut.across, height, columns)
+    lines = jnp.moveaxis(tiles, 1, 2).reshape(-1, 1, height, cut.across * columns)
     if cut.planes > 1:
         plane = jnp.arange(cut.planes, dtype=jnp.uint32)[None, :, None, None]
         lines = (lines >> (plane * jnp.uint32(8 * cut.size))).astype(f"uint{8 * cut.size}")
@@ -161,15 +163,15 @@ def from_words_of_blocks(words: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct
 
     TPUs pad the last axis of an array to 128, so that words of one line or block would take ten times their memory there.
     """
-    rest, (high, wide), each = words.shape[2:], cut.tile, max(4 // cut.size, 1)
+    rest, (height, columns), each = words.shape[2:], cut.tile, max(4 // cut.size, 1)
     # Stacked: a TPU stores the words once for each part if all shifts are one operation.
     parts = [words >> jnp.uint32(8 * cut.size * part) for part in range(each)]
     bits = jnp.stack([part.astype(f"uint{8 * min(cut.size, 4)}") for part in parts])  # [part, word, block, ...]
     planes, each = (each, 1) if cut.planes > 1 else (1, each)
-    bits = bits.reshape(planes, each, high, wide, cut.frames, cut.down, cut.across, *rest)
+    bits = bits.reshape(planes, each, height, columns, cut.frames, cut.down, cut.across, *rest)
     # [plane, part, line, column, frame, down, across, ...] to [frame, down, plane, line, across, column, part, ...]
     bits = bits.transpose(4, 5, 0, 2, 6, 3, 1, *range(7, bits.ndim))
-    bits = bits.reshape(cut.frames, cut.down * cut.rows, cut.across * wide * each, *rest)
+    bits = bits.reshape(cut.frames, cut.down * cut.rows, cut.across * columns * each, *rest)
     if cut.size == 8:  # pairs of words along the line
         pairs = bits.reshape(*bits.shape[:2], bits.shape[2] // 2, 2, *rest)
         bits = lax.bitcast_convert_type(jnp.moveaxis(pairs, 3, -1), jnp.uint64)

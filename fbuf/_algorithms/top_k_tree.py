@@ -38,10 +38,10 @@ def encode(rank: Array) -> Array:
     """Encode real ranks [...] as order-preserving words uint32[..., W]; NaN is the lowest, and 0.0 equals -0.0."""
     if rank.dtype == jnp.bool_:
         return rank.astype(jnp.uint32)[..., None]
-    wide = number_of_words(rank.dtype) == 2
+    is_64_bit = number_of_words(rank.dtype) == 2
     floating, unsigned = (jnp.issubdtype(rank.dtype, kind) for kind in (jnp.floating, jnp.unsignedinteger))
     narrow = jnp.float32 if floating else jnp.uint32 if unsigned else jnp.int32
-    bits = _halves(rank if wide else rank.astype(narrow))
+    bits = _halves(rank if is_64_bit else rank.astype(narrow))
     if floating:
         zero = (bits.high == _SIGN) & (bits.low == jnp.uint32(0))
         bits = Wide(jnp.where(zero, jnp.uint32(0), bits.high), bits.low)
@@ -51,7 +51,7 @@ def encode(rank: Array) -> Array:
         bits = Wide(jnp.where(nan, jnp.uint32(0), high), jnp.where(nan, jnp.uint32(0), low))
     elif not unsigned:
         bits = Wide(bits.high ^ _SIGN, bits.low)
-    return jnp.stack(bits if wide else bits[:1], axis=-1)
+    return jnp.stack(bits if is_64_bit else bits[:1], axis=-1)
 
 
 def _halves(number: Array) -> Wide:

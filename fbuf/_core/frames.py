@@ -22,8 +22,8 @@ def is_picture(shape: tuple[int, ...], dtype: object) -> bool:
     """Return whether to show it as frames unasked: they are uint8, or too large for a matrix of numbers."""
     if not is_frames(shape):
         return False
-    high, wide = shape[1:3] if len(shape) == 4 or (len(shape) == 3 and shape[2] not in (1, 3, 4)) else shape[:2]
-    return dtype == np.uint8 or min(high, wide) >= 12
+    height, width = shape[1:3] if len(shape) == 4 or (len(shape) == 3 and shape[2] not in (1, 3, 4)) else shape[:2]
+    return dtype == np.uint8 or min(height, width) >= 12
 
 
 def as_stacks(rows: np.ndarray) -> np.ndarray:
@@ -52,13 +52,15 @@ def to_images(rows: np.ndarray) -> np.ndarray:
 
 def shrunk(images: np.ndarray, size: int) -> np.ndarray:
     """Return images `[..., H, W, C]` whose longer side is at most `size` pixels: means of whole pixels."""
-    high, wide, channels = images.shape[-3:]
-    times = -(-max(high, wide) // size)
+    height, width, channels = images.shape[-3:]
+    times = -(-max(height, width) // size)
     if times <= 1:
         return images
-    high, wide = max(high // times, 1), max(wide // times, 1)
-    cut = images[..., : high * times, : wide * times, :]
-    tiles = cut.reshape(*images.shape[:-3], high, min(times, cut.shape[-3]), wide, min(times, cut.shape[-2]), channels)
+    height, width = max(height // times, 1), max(width // times, 1)
+    cut = images[..., : height * times, : width * times, :]
+    tiles = cut.reshape(
+        *images.shape[:-3], height, min(times, cut.shape[-3]), width, min(times, cut.shape[-2]), channels
+    )
     return tiles.mean(axis=(-4, -2))
 
 
@@ -67,13 +69,13 @@ def png(image: np.ndarray) -> bytes:
     pixels = (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
     grey = bool((pixels == pixels[..., :1]).all())
     pixels = pixels[..., 0] if grey else pixels
-    high, wide = pixels.shape[:2]
-    lines = np.concatenate([np.zeros((high, 1), np.uint8), pixels.reshape(high, -1)], axis=1)
+    height, width = pixels.shape[:2]
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", wide, high, 8, 0 if grey else 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if grey else 2, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
 

@@ -123,13 +123,13 @@ def bars(title: str, counts: Sequence[int], low: str, high: str, note: str = "")
     """Return a small histogram as HTML: an inline SVG in the colour of the text, and the least and largest value below."""
     from html import escape
 
-    most, wide = max(counts, default=0) or 1, 4
+    most, step = max(counts, default=0) or 1, 4
     rects = (
-        f'<rect x="{wide * i}" y="{30 - max(30 * n / most, 1):.1f}" width="{wide - 1}" height="{max(30 * n / most, 1):.1f}"/>'
+        f'<rect x="{step * i}" y="{30 - max(30 * n / most, 1):.1f}" width="{step - 1}" height="{max(30 * n / most, 1):.1f}"/>'
         for i, n in enumerate(counts)
         if n
     )
-    size = f'width="{wide * len(counts)}" height="30"'
+    size = f'width="{step * len(counts)}" height="30"'
     return (
         f'<div style="display:inline-block;margin:0.8em 1.5em 0 0;font-size:80%">{escape(title)}{escape(note)}<br/>'
         f'<svg {size} fill="currentColor" role="img" aria-label="histogram of {escape(title)}">{"".join(rects)}</svg>'

@@ -34,7 +34,7 @@ class Info:
       disk: Bytes of all files of its segments.
       raw: Bytes of its rows uncompressed.
       leaves: `"uint8[84, 84]"` by name.
-      beside: Segments that are stored but not used.
+      unused: Segments that are stored but not used.
       meta: The metadata stored with it.
     """
 
@@ -45,7 +45,7 @@ class Info:
     disk: int
     raw: int
     leaves: Mapping[str, str]
-    beside: tuple[int, ...]
+    unused: tuple[int, ...]
     meta: Mapping[str, Any]
 
     @property
@@ -69,7 +69,7 @@ class Info:
             ("raw", f"{self.raw:,} bytes, {self.ratio:.1f} times as many"),
             ("leaves", ", ".join(f"{name} {text}" for name, text in self.leaves.items())),
         ]
-        lines += [("not used", f"segments {', '.join(map(str, self.beside))}")] if self.beside else []
+        lines += [("not used", f"segments {', '.join(map(str, self.unused))}")] if self.unused else []
         return lines + [(printable(key), _short(key, value)) for key, value in self.meta.items()]
 
 
@@ -117,7 +117,7 @@ def info(path: str | os.PathLike[str]) -> Info:
         disk=sum(segment.nbytes for segment in found.values()),
         raw=rows * schema.row_bytes,
         leaves=schema.texts,
-        beside=tuple(number for number in found if number not in segments),
+        unused=tuple(number for number in found if number not in segments),
         meta=meta,
     )
 

@@ -201,8 +201,8 @@ class Source:
         columns = {here: self.columns[source] for source, here in names.items()}
         dtypes = dict(self.dtypes or {})
         flags = () if self.plain else ("terminated", "truncated", *(self.episode_end or ()))  # checked to be 0 or 1
-        wide = {name: c.dtype.name for name, c in columns.items() if c.dtype.name in NARROW}
-        dtypes = {name: NARROW[dtype] for name, dtype in wide.items() if self.narrow or name in flags} | dtypes
+        narrowed = {name: c.dtype.name for name, c in columns.items() if c.dtype.name in NARROW}
+        dtypes = {name: NARROW[dtype] for name, dtype in narrowed.items() if self.narrow or name in flags} | dtypes
         columns = cast_columns(call, squeeze_scalars(columns) if ted else columns, dtypes, exact)
         if self.slots:
             return columns, _guards.written_rows(call, columns, self.steps, self.rows)

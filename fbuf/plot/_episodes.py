@@ -145,9 +145,9 @@ class Episodes:
         frames = _pixels(self.rows(name, ages, np.full(len(ages), lane)))
         changes = frames.copy()
         changes[1:] ^= frames[:-1]
-        count, high, wide, channels = frames.shape
+        count, height, width, channels = frames.shape
         data = base64.b64encode(zlib.compress(changes.data, 9)).decode()
-        return {"leaf": name, "count": count, "height": high, "width": wide, "channels": channels, "data": data}
+        return {"leaf": name, "count": count, "height": height, "width": width, "channels": channels, "data": data}
 
     def _curves(self, ages: np.ndarray, every: int, episode: Episode) -> list[dict[str, Any]]:
         """Return reward, action, vectors, other numbers and the priority of each step shown; rewards between them are added."""

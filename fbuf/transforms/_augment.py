@@ -91,7 +91,7 @@ class Augment(Transform):
         return height, width
 
     def _moved(self, leaf: jax.Array, size: tuple[int, int], key: jax.Array) -> jax.Array:
-        high, wide = self.axes
+        y_axis, x_axis = self.axes
         padding = [(self.shift, self.shift) if a - leaf.ndim in self.axes else (0, 0) for a in range(leaf.ndim)]
         padded = jnp.pad(leaf, padding, mode="edge") if self.shift else leaf
         cut = size if self.crop is None else self.crop
@@ -105,8 +105,8 @@ class Augment(Transform):
         def one(image: jax.Array, down: jax.Array, right: jax.Array) -> jax.Array:
             start = [jnp.zeros((), jnp.int32)] * image.ndim
             shape = list(image.shape)
-            start[high], start[wide] = down, right
-            shape[high], shape[wide] = cut
+            start[y_axis], start[x_axis] = down, right
+            shape[y_axis], shape[x_axis] = cut
             return lax.dynamic_slice(image, start, shape)
 
         return jax.vmap(one)(padded, down, right)

@@ -21,7 +21,7 @@ from tests.support.refusals import raises
 def test_info_describes_a_data_set(tmp_path):
     segments.make(tmp_path)
     info = datasets.info(tmp_path)
-    assert info.finished and info.rows == 34 and info.beside == ()
+    assert info.finished and info.rows == 34 and info.unused == ()
     counts = {number: counts[:2] for number, counts in info.segments.items()}
     assert counts == {3: (11, 14), 0: (3, 3), 1: (12, 17), 2: (8, 8)}
     assert info.disk == sum(file.stat().st_size for file in tmp_path.rglob("data-*"))

@@ -432,8 +432,8 @@ class ChunkedColumn:
         order = np.argsort(chunk, kind="stable")[: self.job_size]
         lane, chunk = lane[order], chunk[order]
         at = chunk % self.ring, lane
-        books = [self.table.get(slot) for slot in self.slot[at].tolist()]
-        return RecompressJob(self, lane, chunk, self.address[at], self.checksum[at], books)
+        dictionaries = [self.table.get(slot) for slot in self.slot[at].tolist()]
+        return RecompressJob(self, lane, chunk, self.address[at], self.checksum[at], dictionaries)
 
     def _still(self, job: RecompressJob, picks: list[int]) -> tuple[Array, Array, Array]:
         """Return which chunks of a job are still there, int64[M], and their places in the index."""

@@ -42,7 +42,7 @@ class ChunkedFileColumn(ChunkedColumn):
         size = self._marks + 2 * lanes * self.k * 8
         path = folder.file(f"{name}.open")
         self._open = File(path, size) if folder.fresh else existing(path)
-        self._books: dict[int, Dictionary] = {}
+        self._by_number: dict[int, Dictionary] = {}
         self._entries: list[Entry] = []  # what the segments say, while a store is opened again
         if self._open.size != size:
             raise damaged_file(f"{self._open.path} has {self._open.size} bytes", f"{size}")
@@ -194,7 +194,7 @@ class ChunkedFileColumn(ChunkedColumn):
         self.arena.forget([e.address for e in self._entries if e.lane < self.lanes and e.chunk >= stop[e.lane]])
         self._entries = []
         self._saved = self._read_dictionaries({e.dictionary for e in found.values()} - {0})
-        books = {number: book for book, number in self._saved.items()}
+        by_number = {number: dictionary for dictionary, number in self._saved.items()}
         lane, chunk = self.live(count)
         newest: Entry | None = None
         for e, c in zip(lane.tolist(), chunk.tolist(), strict=True):
@@ -204,7 +204,7 @@ class ChunkedFileColumn(ChunkedColumn):
                 continue
             entry = found[e, c]
             self.address[at], self.length[at], self.checksum[at] = entry.address, entry.length, entry.checksum
-            self.slot[at] = self.enter(books.get(entry.dictionary))
+            self.slot[at] = self.enter(by_number.get(entry.dictionary))
             newest = entry if newest is None or entry.address > newest.address else newest
         present = np.array([(e, c) in found for e, c in zip(lane.tolist(), chunk.tolist(), strict=True)], bool)
         at_all = chunk[present] % self.ring, lane[present]
@@ -214,7 +214,7 @@ class ChunkedFileColumn(ChunkedColumn):
         self.closed = int(stop.sum())
         self.encoded = int(sum(e.length for e in found.values()) / number * self.closed)
         self.probed = self.probed or self.closed * k * self.row >= PROBE_BYTES or self.closed >= PROBE_CHUNKS
-        self.coder.adopt(None if newest is None else books.get(newest.dictionary), self.closed * k)
+        self.coder.adopt(None if newest is None else by_number.get(newest.dictionary), self.closed * k)
         self._read_open(count)
 
     def _hole(self, at: tuple[int, int]) -> None:
@@ -224,7 +224,7 @@ class ChunkedFileColumn(ChunkedColumn):
 
     def _read_dictionary(self, number: int) -> Dictionary | None:
         """Read a dictionary from disk; None if it is missing or damaged."""
-        known = self._books.get(number)
+        known = self._by_number.get(number)
         if known is None:
             try:
                 file = File(self._dictionary(number))
@@ -237,24 +237,24 @@ class ChunkedFileColumn(ChunkedColumn):
             file.close()
             if _hash(content) != number:
                 return None
-            known = self._books[number] = Dictionary(content)
+            known = self._by_number[number] = Dictionary(content)
         return known
 
     def _read_dictionaries(self, numbers: set[int]) -> dict[Dictionary, int]:
-        books = {}
+        read = dict[Dictionary, int]()
         for name in self._folder.files(f"{self._name}.dictionary-"):  # of chunks that came to nothing, or are gone
             if name.rpartition("-")[2] not in {f"{number:016x}" for number in numbers}:
                 unlink(self._folder.file(name))
         for number in sorted(numbers):
-            book = self._read_dictionary(number)
-            if book is None:
+            dictionary = self._read_dictionary(number)
+            if dictionary is None:
                 if self._folder.verify:
                     continue  # rows that need it were dropped
                 name = self._dictionary(number)
                 raise StoreCorrupted(f'Buffer.resume: {name} is damaged. Write buffer.resume(example, verify="full").')
-            books[book] = number
-        self._books = {}
-        return books
+            read[dictionary] = number
+        self._by_number = {}
+        return read
 
     def _read(self, at: int, size: int) -> bytes:
         return self._open.read(at, size).ljust(size, b"\0")  # it may have been cut short a moment ago

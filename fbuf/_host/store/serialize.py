@@ -218,10 +218,10 @@ def save_chunks(part: ChunkedColumn, count: Array, low: Array | None = None) -> 
             array[first + number :, lane] = 0
             array[max(first + number - part.ring, 0) : first, lane] = 0
     span, payload = part.arena.saved(index["address"], index["length"])
-    books = dict(sorted(part.table.items()))
+    dictionaries = dict(sorted(part.table.items()))
     current = part.coder.current
-    entries = [*books.items()]
-    if current is not None and current not in books.values():
+    entries = [*dictionaries.items()]
+    if current is not None and current not in dictionaries.values():
         entries.append((0, current))
     number = next((i for i, (_, book) in enumerate(entries, 1) if book is current), 0)
     state = [part.k, part.closed, part.encoded, part.probed, number, part.ring, part.arena.bits]
