@@ -80,11 +80,8 @@ class Engine:
         self.packs = packs and {d.platform for d in devices} == {"cpu"} and len(devices) == 1
         self._view = host_reads.host_view(self.buffer, self.state) if self.packs else None
         self.host: HostDraws | None = host_draws(self.buffer, self.impl, self._view, list(self._spec))
-        # A tree that has the leaves of rows which a store then fails to take could not be mended.
-        fails = self.buffer.storage.sends and self.buffer.sampler.prioritized
-        self._reads_block = self.buffer.on_write is None and not fails
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
-        self.block: RowBlock | None = row_block(self.buffer, self.state, 64 if self.host is None or fails else 256)
+        self.block: RowBlock | None = row_block(self.buffer, self.state, 64 if self.host is None else 256)
         self.updates: PriorityUpdate | None = None
         if isinstance(self.host, PriorityDraws):
             self.updates = self.host
@@ -376,7 +373,7 @@ class Engine:
 
     def _readable(self) -> RowBlock | None:
         """Return the block whose rows are those that will be written, or write the collected rows."""
-        block = self.block if self._reads_block else None
+        block = self.block if self.buffer.on_write is None else None
         if block is None or block.masked or block.count >= block.most_read:
             self.flush()
         return block

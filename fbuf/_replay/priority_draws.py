@@ -2,7 +2,8 @@
 
 The program sets the priorities of the last batch, opens and closes the anchors of the collected rows, and draws. It takes the
 sum tree and one array of words. Its random bits, counts, indices and rows are those of `HostDraws`. The leaves of rows that
-are collected are then in the tree before the rows are in the state: `extend_keeping` keeps them.
+are collected are then in the tree before the rows are in the state: `extend_keeping` keeps them, unless a store cannot take the
+rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._core.component import with_fields
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
@@ -30,6 +31,7 @@ from fbuf.samplers._chunked_priorities import chunked
 
 _FIRST = 2  # words before the slots
 _UINT, _FLOAT = map(np.dtype, (np.uint32, np.float32))
+_REFUSED = COUNTERS.index("refused_rows")
 _LANES = 64  # beyond, a program is faster than a loop over the lanes of each row
 
 
@@ -61,12 +63,23 @@ def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def extend_keeping(buffer: Buffer, state: BufferState, packed: jax.Array, slot: jax.Array) -> BufferState:
-    """Write the rows of a `RowBlock`, and keep the priorities in slots int32[K], C for none."""
+def extend_keeping(
+    buffer: Buffer, state: BufferState, packed: jax.Array, slot: jax.Array, before: Any = None
+) -> BufferState:
+    """Write the rows of a `RowBlock`, and keep the priorities in slots int32[K], C for none.
+
+    `before`: slots int32[M], and what `leaves_in` returned of them before the rows were collected. If they cannot be stored,
+    the priorities are these.
+    """
     rows, mask = unpack(buffer, state, packed)
     sampler: Any = buffer.sampler
     token, kept = order_after_reads(state.token, sampler.leaves_in(state.sampler, slot))
+    refused = state.counters[_REFUSED]
+    if before is not None:
+        state = state.replace(sampler=sampler.with_leaves(state.sampler, *before, buffer.geometry, token))
     after = buffer.extend(state, rows, mask=mask & (token == jnp.int32(0)))
+    if before is not None:
+        slot = jnp.where(after.counters[_REFUSED] == refused, slot, jnp.int32(buffer.capacity))
     return after.replace(sampler=sampler.with_leaves(after.sampler, slot, kept, buffer.geometry, token))
 
 
@@ -95,6 +108,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             b"",
         )  # of the last batch what was held, and the bytes of its index
         self._opened = list[int]()  # changes of collected rows that are in the tree
+        # What slots had before these changes, where a store may not take the rows.
+        self._before = dict[int, tuple[float, float]]()
         self._new: Any = ()  # those that the next draw makes
 
     def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
@@ -115,12 +130,24 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             if self._waits[1]:
                 return 0
         self._new = () if block is None else self._changes(engine, block)
+        if self._buffer.storage.sends and 0 < len(self._new) <= self._most:
+            self._note_leaves(engine)
         if len(self._new) <= self._most and block is not None and self._anchors is not None:
             return self._anchors.total
         if len(self._new) > self._most:
             engine.flush()
             self._new = ()
         return super()._count(engine, block)
+
+    def _note_leaves(self, engine: Any) -> None:
+        """Note what the slots have whose anchors the next draw opens and closes."""
+        slots = [~slot if slot < 0 else slot for slot in self._new]
+        if self.update is not None and np.isin(self.update[0], slots).any():
+            self.settle(engine)
+        trees = engine.state.sampler.tree, engine.state.sampler.top
+        leaves, tops = (len(slots) * [0.0] if x is None else np.asarray(memoryview(x))[slots].tolist() for x in trees)
+        for slot, *found in zip(slots, leaves, tops, strict=True):
+            self._before.setdefault(slot, tuple(found))
 
     def _drawn(self, engine: Any, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
         new, update = self._new, self.update
@@ -226,15 +253,32 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
         """Write the collected rows. Priorities of those that are in the tree stay."""
         if not self._opened:  # 5 to 30 % faster
+            self._before.clear()
             return super().write(buffer, state, block)
         slots, opened = self._nowhere(state, block), [slot for slot in self._opened if slot >= 0]
         slots[: len(opened)] = opened
-        after, self._opened = extend_keeping(buffer, state, block.packed(), slots), []
+        before = self._former(block, slots.size)
+        after, self._opened = extend_keeping(buffer, state, block.packed(), slots, before), []
+        self._before.clear()
         return after
 
     def lower_write(self, state: BufferState, block: Any, rows: Any) -> Any:
         """Return a function that lowers the program of `write`."""
-        return functools.partial(extend_keeping.lower, self._buffer, state, rows, self._nowhere(state, block))
+        slots = self._nowhere(state, block)
+        return functools.partial(
+            extend_keeping.lower, self._buffer, state, rows, slots, self._former(block, slots.size)
+        )
+
+    def _former(self, block: RowBlock, opened: int) -> Any:
+        """Return `before` of `extend_keeping`, of up to so many slots that opened; None where storing rows cannot fail."""
+        if not self._buffer.storage.sends:
+            return None
+        size = opened + (block.length + self._buffer.rule.back) * self._geometry.lanes
+        slots, leaves = np.full(size, self._geometry.capacity, np.int32), np.zeros((2, size), _FLOAT)
+        count = len(self._before)
+        slots[:count] = list(self._before)
+        leaves[:, :count] = np.array(list(self._before.values())).reshape(count, 2).T
+        return slots, tuple(leaves)
 
     def _nowhere(self, state: BufferState, block: RowBlock) -> np.ndarray[Any, Any]:
         """Return C for each row that a block opens at most: its own, and those before it that waited for later ones."""

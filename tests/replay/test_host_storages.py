@@ -13,6 +13,7 @@ from fbuf._host.store.reads import TicketReads
 from fbuf._host.types import StoreCorrupted, records_errors
 from tests.support.failing_writes import PLAIN, failing, plain_rows
 from tests.support.host_views import SAMPLERS, STORAGES, UNIFORM, VIEWS, compare
+from tests.support.refusals import raises
 from tests.support.replay import counts
 from tests.support.trees import same
 from tests.support.two_replays import compare as compare_calls
@@ -174,6 +175,45 @@ def test_draws_go_on_after_rows_that_could_not_be_stored(sampler):
             assert max(replay.sample(200, to="numpy").data["t"]) < 44
             assert max(replay.sample(200).data["t"]) < 44
         assert max(replay.sample(200, to="numpy").data["t"]) >= number - 1
+
+
+@pytest.mark.parametrize(
+    ("sampler", "view"),
+    [
+        ({"normalize": "buffer"}, fbuf.views.Row()),
+        ({"largest": "held"}, fbuf.views.Row()),
+        ({}, fbuf.views.Sequence(3, episode_end=())),
+        ({}, fbuf.views.Sequence(4, episode_end=(), boundary="mask")),
+    ],
+    ids=repr,
+)
+def test_priorities_are_as_before_rows_that_could_not_be_stored(sampler, view):
+    buffer = fbuf.Buffer(24, storage=HOST, sampler=fbuf.samplers.Prioritized(**sampler), view=view)
+    replay, random = fbuf.Replay(buffer, PLAIN, seed=2), np.random.default_rng(0)
+    add(replay, 0, 40)
+    expected = jax.tree.map(lambda x: x + 0, replay.state)
+    for number in range(40, 50):
+        add(replay, number, 1)
+        batch = replay.sample(16, to="numpy")
+        error = random.random(16).astype(np.float32) / 2
+        replay.update_priority(batch.index, error)
+        expected = buffer.update_priority(expected, batch.index, error)  # not of collected rows
+    engine = replay._engine
+    assert engine.block.count == 10 and (batch.data["t"] > 40).any()
+    assert engine.updates.update is not None
+    with failing():
+        raises(OSError, "10 rows were not written: they are kept", lambda: replay.state)
+        expected = buffer.cut(expected)
+        for _ in range(2):
+            for part in ("anchors", "sampler"):
+                same(*({part: getattr(state, part)} for state in (engine.state, expected)))
+            assert (replay.sample(100, to="numpy").index.generation < 3).all()
+    same({"sampler": replay.state.sampler}, {"sampler": buffer.extend(expected, plain_rows_each(40, 10)).sampler})
+
+
+def plain_rows_each(first, count):
+    each = [jax.tree.map(lambda x: x[0], plain_rows(number, 1)) for number in range(first, first + count)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
 
 def test_rows_are_drawn_after_a_save_and_a_load(tmp_path):
