@@ -198,7 +198,9 @@ class RawFetch:
         if not self.array.nbytes:
             return
         table = self.array.reshape(-1).view(np.uint8).reshape(self.array.shape[0] * self.array.shape[1], -1)
-        for at, out in zip(np.split(self.at, self.starts[1:]), outs, strict=True):
+        starts = self.starts.tolist()
+        for start, stop, out in zip(starts, [*starts[1:], len(self.at)], outs, strict=True):
+            at = self.at[start:stop]
             if len(at):
                 # mode="raise", the default, would gather into a temporary first.
                 np.take(table, at, axis=0, out=np.frombuffer(out, np.uint8).reshape(len(at), -1), mode="clip")
