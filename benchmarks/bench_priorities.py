@@ -22,7 +22,6 @@ DRIFT shows what flashbax's running differences cost: the root against its leave
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -302,14 +301,11 @@ def dispatched_cpprb(peer: Any, capacity: int, batch: int, leaves: np.ndarray, e
     return thunk
 
 
-def load_trees() -> dict[str, Any]:
-    """The peers of DISPATCHED, each a module or `Absent`."""
-    try:  # builds torchrl's trees where its wheel's do not load
-        importlib.import_module("benchmarks.peers._torchrl_tree").ensure()
-    except ImportError:
-        load_peer("torch")  # whose libraries the extension looks its symbols up in
+def load_trees(without_torchrl: str = "") -> dict[str, Any]:
+    """The peers of DISPATCHED, each a module or `Absent`: torchrl's if there is a reason to do without them."""
     names = {"flashbax": "flashbax.buffers.sum_tree", "torchrl": "torchrl._torchrl", "cpprb": "cpprb"}
-    trees = {name: load_peer(module) for name, module in names.items()}
+    absent = {"torchrl": Absent("torchrl", without_torchrl)} if without_torchrl else {}
+    trees = {name: absent.get(name) or load_peer(module) for name, module in names.items()}
     if jax.default_backend() != "cpu":
         trees[ON_GPU] = trees["torchrl"]
         if not isinstance(trees[ON_GPU], Absent) and not hasattr(trees[ON_GPU], "CudaSumSegmentTreeFp32"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -58,6 +59,11 @@ def ensure(build: bool = True) -> str:
         if isinstance(error, ImportError):
             raise
         raise ImportError(f"{why}; building it failed: {type(error).__name__}: {error}"[:300]) from error
+
+
+def start_build() -> subprocess.Popen[bytes]:
+    """Start `ensure` in a process of its own, which goes on where this one ends."""
+    return subprocess.Popen([sys.executable, "-m", __spec__.name], start_new_session=True)
 
 
 def _builds_cuda(root: Path) -> bool:
@@ -120,3 +126,7 @@ def _load(path: Path):
     spec.loader.exec_module(module)
     sys.modules[NAME] = module
     return module
+
+
+if __name__ == "__main__":
+    ensure()

@@ -36,6 +36,17 @@ def test_accelerator_sections_run_on_a_cpu(section):
     assert rows and all(row["ratio"] is not None and row["met"] is not False for row in rows)
 
 
+def test_trees_that_are_built_too_late_are_absent(monkeypatch):
+    def wait(seconds):
+        raise subprocess.TimeoutExpired("ninja", seconds)
+
+    monkeypatch.setattr(bench_gpu, "_build_trees", lambda: SimpleNamespace(wait=wait))
+    rows = {row["case"]: row for row in bench_gpu.priorities_called(True)}
+    assert rows["B=256 against flashbax"]["ratio"] is not None
+    late = rows["B=256 against torchrl"]
+    assert late["peer"] == "absent" and late["note"] == "torchrl: its trees were not built within 60 s"
+
+
 def test_accelerator_sections_fit_their_budget():
     expected = sum(section.seconds for section in bench_gpu.SECTIONS.values())
     assert _budget.START + expected + runner.REPORT <= bench_gpu.BUDGET
