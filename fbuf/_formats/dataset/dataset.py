@@ -73,17 +73,19 @@ class DataSetStore(TicketReads):
             raise StoreClosed("fbuf.datasets: the data set is closed. Open it again.")
         return columns
 
-    def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
+    def _find_rows(self, columns: Sequence[int], tickets: Array, starts: Array) -> list[Found]:
         present = (tickets != 0) & (tickets <= np.uint64(self.rows))
         row = np.where(present, tickets - np.uint64(1), np.uint64(0)).astype(np.int64)
+        rows = PendingRows(tickets, row, row)
+        return [(self._fetch(column, row, present, starts), present, [], rows) for column in columns]
+
+    def _fetch(self, column: int, row: Array, present: Array, starts: Array) -> Any:
         part = self._open_columns()[column]
         if isinstance(part, PlainLeaf):
-            fetch: Any = part.fetch(row, starts)
-        else:
-            shift = self._shift[column]
-            at = 0 if len(shift) == 1 else np.searchsorted(self._first, row, side="right") - 1
-            fetch = part.fetch(np.asarray(row + shift[at]), present, starts)
-        return fetch, present, [], PendingRows(column, tickets, row, row)
+            return part.fetch(row, starts)
+        shift = self._shift[column]
+        at = 0 if len(shift) == 1 else np.searchsorted(self._first, row, side="right") - 1
+        return part.fetch(np.asarray(row + shift[at]), present, starts)
 
     def _check_open(self) -> None:
         self._open_columns()

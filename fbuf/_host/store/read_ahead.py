@@ -25,7 +25,6 @@ from fbuf._host.types import Array, Fetch
 class PendingRows(NamedTuple):
     """The rows of a fetch, to check later whether they are still readable."""
 
-    column: int
     tickets: Array
     lane: Array
     row: Array  # count in the lane, or place

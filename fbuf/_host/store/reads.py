@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -44,8 +45,8 @@ class TicketReads(abc.ABC):
         self._ahead = ReadAhead(weakref.WeakMethod(self._run))
 
     @abc.abstractmethod
-    def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
-        """Find rows of a column by tickets uint64[M], of requests that begin at int64[R] `starts`; `_lock` is held."""
+    def _find_rows(self, columns: Sequence[int], tickets: Array, starts: Array) -> list[Found]:
+        """Find rows of each column by tickets uint64[M], of requests that begin at int64[R] `starts`; `_lock` is held."""
 
     def _are_readable(self, rows: PendingRows) -> Array:
         """Return bool[M], which rows have not expired since they were found: by default all. `_lock` is held."""
@@ -105,19 +106,26 @@ class TicketReads(abc.ABC):
         reading = Reading(wanted, present, [], [])
         with self._lock:
             self._check_open()
-            for column in sorted({c for c, _ in requests}):
-                group = [i for i, request in enumerate(requests) if request[0] == column]
+            groups: dict[int, list[int]] = {}
+            for i, (column, _) in enumerate(requests):
+                groups.setdefault(column, []).append(i)
+            alike: dict[tuple[int, ...], list[int]] = {}  # columns, by the tickets of their requests
+            for column, group in groups.items():
+                alike.setdefault(tuple(id(requests[i][1]) for i in group), []).append(column)
+            for columns in alike.values():
+                group = groups[columns[0]]
                 sizes = [wanted[i].size for i in group]
-                starts = np.cumsum([0, *sizes[:-1]])
+                stops = list(itertools.accumulate(sizes, initial=0))
+                spans = list(itertools.starmap(slice, itertools.pairwise(stops)))
                 tickets = np.concatenate([wanted[i] for i in group]) if len(group) > 1 else wanted[group[0]]
-                fetch, rows_present, updated, pending = self._find_rows(column, tickets, starts)
-                spans = [slice(b, b + n) for b, n in zip(starts.tolist(), sizes, strict=True)]
-                for i, span in zip(group, spans, strict=True):
-                    present[i] = rows_present[span]
-                    for at, put in updated:
-                        if span.start <= at < span.stop:
-                            reading.updated.append((i, at - span.start, self.columns[column].nbytes, put))
-                reading.fetches.append((fetch, group, spans, pending))
+                found = self._find_rows(columns, tickets, np.array(stops[:-1]))
+                for column, (fetch, rows_present, updated, pending) in zip(columns, found, strict=True):
+                    for i, span in zip(groups[column], spans, strict=True):
+                        present[i] = rows_present[span]
+                        for at, put in updated:
+                            if span.start <= at < span.stop:
+                                reading.updated.append((i, at - span.start, self.columns[column].nbytes, put))
+                    reading.fetches.append((fetch, groups[column], spans, pending))
         return reading
 
     def _run(self, reading: Reading, outs: Sequence[Array]) -> Array:
@@ -136,12 +144,13 @@ class TicketReads(abc.ABC):
         damaged = [fetch.run([flat(outs[i]) for i in group]) for fetch, group, *_ in fetches]
         if any(fetch.may_be_overwritten for fetch, *_ in fetches):
             with self._lock:  # rows that were overwritten while they were copied have expired by now
-                last = [self._are_readable(rows) if fetch.may_be_overwritten else None for fetch, *_, rows in fetches]
-            for (_, group, spans, _), bad, readable in zip(fetches, damaged, last, strict=True):
-                if readable is not None:
+                last = {key: self._are_readable(rows) for key, rows in {id(rows): rows for *_, rows in fetches}.items()}
+            for (fetch, group, spans, rows), bad in zip(fetches, damaged, strict=True):
+                if fetch.may_be_overwritten:
+                    readable = last[id(rows)]
                     raise_if_corrupted(bad, readable)
                     for i, span in zip(group, spans, strict=True):
-                        present[i] &= readable[span]
+                        present[i] = present[i] & readable[span]
         for i, at, row, put in updated:
             if present[i][at]:
                 put(flat(outs[i])[at * row : (at + 1) * row])

@@ -223,7 +223,7 @@ class Store(TicketReads):
         else:
             assert slots is not None
             if state is not None and state[0] != places.newest:
-                places.resume(*self._resolve(0, state[1])[1:3])
+                places.resume(*self._resolve(state[1])[1:3])
                 places.newest = state[0]  # also if this write fails
             placement = places.plan(slots[... if keep is None else keep].reshape(-1).astype(np.int64))
             batch, tickets = self._scatter(rows, keep, placement)
@@ -321,36 +321,40 @@ class Store(TicketReads):
 
     # ---------------------------------------------------------------- reading
 
-    def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
-        lane, count, present, updated = self._resolve(column, tickets)
-        fetched = present
-        if updated:
-            fetched = present.copy()
-            fetched[[at for at, _ in updated]] = False
-        fetch = self._parts[column].fetch(lane, count, fetched, self._count, starts)
-        decode = functools.partial(self._updates.decode, column)
-        put: list[tuple[int, Callable[[memoryview], None]]] = [
-            (at, functools.partial(decode, value)) for at, value in updated
-        ]
-        return fetch, present, put, PendingRows(column, tickets, lane, count)
+    def _find_rows(self, columns: Sequence[int], tickets: Array, starts: Array) -> list[Found]:
+        lane, count, present, updates = self._resolve(tickets)
+        found, rows = list[Found](), PendingRows(tickets, lane, count)
+        for column in columns:
+            updated = [(at, update.values[column]) for at, update in updates if column in update.values]
+            fetched = present
+            if updated:
+                fetched = present.copy()
+                fetched[[at for at, _ in updated]] = False
+            fetch = self._parts[column].fetch(lane, count, fetched, self._count, starts)
+            decode = functools.partial(self._updates.decode, column)
+            put: list[tuple[int, Callable[[memoryview], None]]] = [
+                (at, functools.partial(decode, value)) for at, value in updated
+            ]
+            found.append((fetch, present, put, rows))
+        return found
 
     def _are_readable(self, rows: PendingRows) -> Array:
         if self._slots is not None:
-            return self._resolve(rows.column, rows.tickets)[2]
+            return self._resolve(rows.tickets)[2]
         return np.asarray(rows.row >= np.maximum(self._count - self.depth, 0)[rows.lane])
 
-    def _resolve(self, column: int, tickets: Array) -> tuple[Array, Array, Array, list[tuple[int, bytes]]]:
-        """Return lane, count, whether it is there (False for 0) of each ticket, and the updated values among them."""
+    def _resolve(self, tickets: Array) -> tuple[Array, Array, Array, list[tuple[int, RowUpdate]]]:
+        """Return lane, count, whether it is there (False for 0) of each ticket, and the updated rows among them."""
         stream = tickets
-        found: list[tuple[int, bytes]] = []
+        found: list[tuple[int, RowUpdate]] = []
         is_updated = tickets >= np.uint64(UPDATE_BIT)
         if is_updated.any():
             stream = tickets.copy()
             for at in np.flatnonzero(is_updated).tolist():
                 update = self._updates.live.get(int(tickets[at]))
                 stream[at] = 0 if update is None else self._ticket_of(update)
-                if update is not None and column in update.values:
-                    found.append((at, update.values[column]))
+                if update is not None:
+                    found.append((at, update))
         if self._slots is not None:
             place, ok = self._slots.find(stream)
             return np.zeros(len(place), np.int64), place, ok, found
@@ -463,7 +467,7 @@ class Store(TicketReads):
         new = tickets.copy()
         with self._writing:
             self._check_open()
-            lane, count, present, _ = self._resolve(0, tickets)  # only writers drop rows, and `_writing` is held
+            lane, count, present, _ = self._resolve(tickets)  # only writers drop rows, and `_writing` is held
             picks = np.flatnonzero(present & keep)
             lane, count = lane[picks], count[picks]
             rows = zip(picks.tolist(), tickets[picks].tolist(), lane.tolist(), count.tolist(), strict=True)
