@@ -1,8 +1,8 @@
 """`Engine`: what a `Replay` does with its buffer, state and key, without its lock and limit.
 
 It calls jitted programs. Where rows are in CPU memory or a store, it collects rows, and draws in NumPy (`host_draws`,
-`priority_draws`) for NumPy and torch: chosen once for a buffer and the devices of its state, with equal batches for equal keys.
-Its methods are called with the lock held.
+`epoch_draws`, `priority_draws`) for NumPy and torch: chosen once for a buffer and the devices of its state, with equal batches
+for equal keys. Its methods are called with the lock held.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fbuf._core.text_table import counted
 from fbuf._indexing import scatter
 from fbuf._replay import host_reads, programs
 from fbuf._replay.arguments import to_device_of
+from fbuf._replay.epoch_draws import EpochDraws
 from fbuf._replay.host_draws import HostDraws, random_draws
 from fbuf._replay.interrupts import DeferInterrupts
 from fbuf._replay.priority_draws import PriorityDraws, host_draws
@@ -45,7 +46,8 @@ class Engine:
     """Write, draw and count for a `Replay`.
 
     Attributes:
-      buffer, state, key: The state lacks the rows of `block` and the update in `updates` until `flush`; of the key, the data.
+      buffer, state, key: Until `flush` the state lacks the rows of `block`, the update in `updates`, and the position of
+        `host` in an epoch. Of the key, the data.
       block: Collected rows; None if each row is written at once. Where a store on the host takes them, a block is kept until
         it is known to be stored. If that fails, it is written again before the next rows.
       host: Draws in NumPy; None if programs draw.
@@ -198,10 +200,12 @@ class Engine:
             self.await_writes()
 
     def _set_deferred(self) -> None:
-        """Set the priorities that wait for a draw."""
+        """Set the priorities that wait for a draw, and the position in an epoch."""
         if self.updates is not None and self.updates.update is not None:
             with DeferInterrupts():  # no update is lost
                 self.updates.settle(self)
+        elif isinstance(self.host, EpochDraws):
+            self.host.settle(self)
 
     def _write_block(self) -> None:
         """Write the collected rows, if there are any, after a block that could not be stored."""
@@ -338,6 +342,8 @@ class Engine:
                 if drawn is not None:
                     self.key = drawn[0]
                     return drawn[1], None
+        if isinstance(self.host, EpochDraws):
+            self.host.settle(self)
         if isinstance(self.key, np.ndarray):  # from `HostDraws`
             self.key = jax.device_put(self.key)
         form: programs.Form = "packed" if packed else "whole"

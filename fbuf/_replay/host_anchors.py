@@ -16,9 +16,8 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import ANCHOR, CUT, END, RESET, START, TERMINATED
-from fbuf._replay.host_reads import HeldArrays
+from fbuf._replay.host_reads import HeldArrays, queue_of
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.row_block import RowBlock
 
@@ -61,8 +60,10 @@ class HostAnchors:
         anchors, lanes = state.anchors, range(self._lanes)
         assert anchors is not None
         tail = _read(anchors.tail_flags)
-        self._left = _read(anchors.count).tolist()
-        self._head = _read(state.sampler.head).tolist() if isinstance(state.sampler, AnchorQueue) else [0] * self._lanes
+        self._before: list[int] = _read(anchors.count).tolist()
+        self._left = self._before.copy()
+        queue = queue_of(state.sampler)
+        self._head = [0] * self._lanes if queue is None else _read(queue.head).tolist()
         self.changes = list[int]()  # slots that opened, and -1 less those that closed, in this order
         self._rings, self._cursor = rings, rings.cursor.tolist()
         self._newest: list[int] = tail[-1].tolist()
@@ -193,6 +194,11 @@ class HostAnchors:
         first, last = step - back - view.back, step - back + view.ahead
         near = [self._flags(lane, row, held) if row <= step else 0 for row in range(first, last + 1)]
         return bool(view.learns(np.array([near], np.uint8)))
+
+    def counts(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return the anchors of each lane int64[E], and how many the collected rows closed."""
+        before, left, more = np.array((self._before, self._left, self._more))
+        return left + more, before - left
 
     def slots(self, queue: np.ndarray[Any, Any], rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
         """Return the slots of anchors int64[B], counted lane by lane, oldest first; and which opened with collected rows.

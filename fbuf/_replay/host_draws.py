@@ -91,7 +91,7 @@ class HostDraws:
 
         None if there are no anchors, if NumPy rounds this batch otherwise than XLA, or if a row cannot be read.
         """
-        total = self._count(engine, block)
+        total = self._count(engine, block, size)
         if not total:
             return None
         state, anchors, more = engine.state, self._anchors, 0 if block is None else block.count
@@ -116,7 +116,7 @@ class HostDraws:
         """Return functions that lower the programs of such draws, but for the random bits; with the rows of `block`, if any."""
         return []
 
-    def _count(self, engine: Any, block: RowBlock | None) -> int:
+    def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
         """Return the number of anchors of the engine's state with the rows of `block`; 0 also where only a program can draw."""
         rings = self._rings.read(engine.state.header)
         if self._anchors is None:

@@ -20,6 +20,7 @@ from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.storage import HostRead, Storage
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.row_block import RowBlock
+from fbuf.samplers._epoch import EpochState
 from fbuf.writers import Ring
 
 _FEW = 4  # rows that a loop copies faster than NumPy
@@ -29,17 +30,23 @@ class BatchStructure:
     """The structure of batches of data such as `example`."""
 
     def __init__(self, example: PyTree):
-        self._structure: Any = jax.tree.structure(example)
-        self._keys = flat_keys(self._structure)
+        structure: Any = jax.tree.structure(example)
+        self._structure, self._keys, self._number = structure, flat_keys(structure), structure.num_leaves
 
     def batch(self, leaves: list[Any]) -> Sample:
         """Return a batch, as `unflatten`, which takes longer between calls of torch."""
-        *data, slot, generation, probability, weight, mask = leaves
+        data, (slot, generation, probability, weight, mask, *last) = leaves[: self._number], leaves[self._number :]
         index, batch = object.__new__(Index), object.__new__(Sample)
         vars(index).update(slot=slot, generation=generation, source=None, shard=None, birth=None)
         whole = self._structure.unflatten(data) if self._keys is None else dict(zip(self._keys, data, strict=True))
         vars(batch).update(
-            data=whole, index=index, probability=probability, weight=weight, mask=mask, ragged=None, last=None
+            data=whole,
+            index=index,
+            probability=probability,
+            weight=weight,
+            mask=mask,
+            ragged=None,
+            last=last[0] if last else None,
         )
         return batch
 
@@ -85,6 +92,12 @@ class At(NamedTuple):
     index: Any = None  # of these in the columns of the block; so of each of few
 
 
+def queue_of(sampler: Any) -> AnchorQueue | None:
+    """Return the queue of anchors that a sampler's state is or has; None if it has none."""
+    queue = sampler.log if isinstance(sampler, EpochState) else sampler
+    return queue if isinstance(queue, AnchorQueue) else None
+
+
 class HeldArrays:
     """NumPy's views of the arrays of a state, and the read of its rows in `storage`, which the next draw uses again.
 
@@ -108,7 +121,8 @@ class HeldArrays:
         self.release()
         rows = self._storage.on_host(state.rows)
         flags = None if state.anchors is None else np.asarray(memoryview(state.anchors.flags))
-        queue = np.asarray(memoryview(state.sampler.slot)) if isinstance(state.sampler, AnchorQueue) else None
+        anchors = queue_of(state.sampler)
+        queue = None if anchors is None else np.asarray(memoryview(anchors.slot))
         known = rows, flags, queue
         if state.header is not self.lent:
             self._header, self._known = state.header, known

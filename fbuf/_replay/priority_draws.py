@@ -21,11 +21,12 @@ from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._core.component import with_fields
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
+from fbuf._replay.epoch_draws import EpochDraws
 from fbuf._replay.host_draws import Drawn, HostDraws
 from fbuf._replay.priority_update import PriorityUpdate, packed_update
 from fbuf._replay.programs import sequential_options
 from fbuf._replay.row_block import RowBlock, unpack
-from fbuf.samplers import Prioritized, Uniform
+from fbuf.samplers import Epoch, Prioritized, Uniform
 from fbuf.samplers import _chunked_priorities as chunked_priorities
 from fbuf.samplers._chunked_priorities import chunked
 
@@ -120,7 +121,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             self._noted = *self._held(engine, block), slot.tobytes(), generation.tobytes()
         return drawn
 
-    def _count(self, engine: Any, block: RowBlock | None) -> int:
+    def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
         """Return the number of anchors; 0 also while a row waits for later ones whose priority was given."""
         anchors = engine.state.anchors
         if anchors is not None:
@@ -137,7 +138,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         if len(self._new) > self._most:
             engine.flush()
             self._new = ()
-        return super()._count(engine, block)
+        return super()._count(engine, block, size)
 
     def _note_leaves(self, engine: Any) -> None:
         """Note what the slots have whose anchors the next draw opens and closes."""
@@ -295,4 +296,6 @@ def host_draws(buffer: Buffer, impl: str, view: Any, names: list[str]) -> HostDr
         return PriorityDraws(buffer, impl, view, names)
     if type(sampler) is Uniform and not sampler.by_episode:
         return HostDraws(buffer, impl, view, names)
+    if type(sampler) is Epoch:
+        return EpochDraws(buffer, impl, view, names)
     return None

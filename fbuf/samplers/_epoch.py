@@ -204,6 +204,10 @@ class Epoch(LogSampler):
         is_ended = left < (wanted if self.drop_last else jnp.int32(1))
         return position.begun, is_ended, size, jnp.sum(sampler.held, dtype=jnp.int32)
 
+    def begun(self, position: EpochPosition, counts: Array, key: Array) -> EpochPosition:
+        """Return the position at the beginning of an epoch of `counts` int32[E] anchors, which follows `position`."""
+        return self._begin(position, jnp.ones((), bool), counts, key)
+
     def clear(self, sampler: EpochState, geometry: Geometry, dense: bool) -> EpochState:
         empty = self.init(geometry, dense)
         return dataclasses.replace(empty, position=dataclasses.replace(empty.position, begun=sampler.position.begun))
@@ -211,7 +215,9 @@ class Epoch(LogSampler):
     def inspect(self, sampler: EpochState, anchors: AnchorSet) -> Inspected:
         geometry, position = anchors.geometry, sampler.position
         place = jnp.arange(geometry.capacity, dtype=jnp.int32)
-        lane, number = anchor_log.lane_and_rank(position.start, self._at(position, place, _size(position), geometry))
+        lane, number = anchor_log.lane_and_rank(
+            position.start, self.numbers_at(position, place, _size(position), geometry)
+        )
         rank = number - position.closed[lane]
         live = (place < _size(position)) & (rank >= jnp.int32(0))  # an anchor of the epoch that is still open
         slot = anchor_log.at(sampler.log, anchors, lane, jnp.maximum(rank, jnp.int32(0)))
@@ -286,7 +292,7 @@ class Epoch(LogSampler):
         width = min(batch_size + batch_size // 8 + 8, geometry.capacity)
         size, ahead = _size(position), jnp.arange(width, dtype=jnp.int32)
         taken = wants & (ahead < size - next)
-        number = self._at(position, next + ahead, size, geometry)
+        number = self.numbers_at(position, next + ahead, size, geometry)
         lane, rank = anchor_log.lane_and_rank(position.start, number)
         live = taken & (rank >= position.closed[lane])
         upto = found + jnp.cumsum(live, dtype=jnp.int32)
@@ -299,7 +305,7 @@ class Epoch(LogSampler):
             next=next + jnp.sum(taken, dtype=jnp.int32),
         )
 
-    def _at(self, position: EpochPosition, place: Array, size: Array, geometry: Geometry) -> Array:
+    def numbers_at(self, position: EpochPosition, place: Array, size: Array, geometry: Geometry) -> Array:
         """Return the numbers in the epoch, int32[A] in [0, `size`), at positions of the order; undefined beyond it."""
         if not self.shuffle:
             return place

@@ -156,7 +156,7 @@ def test_other_buffers_are_drawn_by_jax():
         (fbuf.Buffer(50), {"x": jnp.zeros(2, jnp.bfloat16)}),
         (fbuf.Buffer(50), {"x": jnp.zeros(2, jnp.float8_e5m2)}),
         (fbuf.prioritized(50, on="host"), EXAMPLE),
-        (fbuf.Buffer(50, sampler=fbuf.samplers.Epoch()), EXAMPLE),
+        (fbuf.Buffer(50, sampler=fbuf.samplers.Consume()), EXAMPLE),
         (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=(), episode="action")), EXAMPLE),
     ):
         assert fbuf.Replay(buffer, example)._engine.host is None

@@ -75,7 +75,8 @@ def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of, sam
     buffer = fbuf.Buffer(length * (lanes or 1), view=view, lanes=lanes, sampler=sampler, storage=storage)
     random, lead = np.random.default_rng(seed), () if lanes is None else (lanes,)
     example = jax.tree.map(np.zeros_like, row_of(random, ()))
-    replay, state, key = fbuf.Replay(buffer, example, seed=seed), buffer.init(example), jax.random.key(seed)
+    replay = fbuf.Replay(buffer, example, seed=seed, strict=False)  # `drop_last` masks whole batches
+    state, key = buffer.init(example), jax.random.key(seed)
     add, draw = jax.jit(buffer.add), jax.jit(functools.partial(buffer.sample, batch_size=size))
     update = jax.jit(buffer.update_priority)
     drawn, real = list[bool](), replay._engine.host.draw

@@ -22,6 +22,7 @@ STORAGES = {
 SAMPLERS = {
     "uniform": samplers.Uniform(),
     "epoch": samplers.Epoch(),
+    "whole": samplers.Epoch(drop_last=True),
     "consume": samplers.Consume(),
     "prioritized": samplers.Prioritized(),
     "held": samplers.Prioritized(largest="held", normalize="buffer", uniform=0.2),
