@@ -163,6 +163,9 @@ def from_skrl(
 ) -> Source:
     """Return the rows of a memory of skrl, saved as `.npz`, oldest first, in a lane for each environment.
 
+    Memories of gymnasium's vector environments have the steps in which these reset. Pass a buffer whose view has
+    `autoreset="next_step"`: it does not draw the step after an end. Without `truncated`, as of DQN, limits are not ends.
+
     Args:
       path: The file, or its arrays `[memory_size, num_envs, size]` in a dict.
       position: `memory.memory_index`, the next slot to write, which the file does not have.

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 
 import h5py
+import jax
 import numpy as np
 import pytest
 
@@ -77,6 +78,19 @@ def test_skrl(name, tmp_path):
     if name == "part":
         raises(ValueError, "was never written", interop.from_skrl, FILES / "skrl_part.npz", position=9, filled=True)
         raises(ValueError, "was never written", interop.from_skrl, FILES / "skrl_part.npz", position=12, filled=False)
+
+
+def test_skrl_steps_that_reset_are_not_drawn():
+    """gymnasium's vector environments reset in steps, which skrl stores: every fourth one here."""
+    step = np.arange(12.0, dtype=np.float32)
+    leaves = {"observations": step, "actions": step, "rewards": step, "next_observations": step + 1}
+    memory = leaves | {"terminated": step % 4 == 2, "truncated": step < 0}
+    memory = {name: leaf.reshape(12, 1, 1) for name, leaf in memory.items()}
+    buffer = fbuf.Buffer(12, view=fbuf.views.Transition(autoreset="next_step"))
+    buffer, state = interop.from_skrl(memory, position=12, filled=False).into(buffer)
+    data = buffer.sample(state, jax.random.key(0), 256)[1].data
+    drawn = np.stack([data["obs"][:, 0], data["next_obs"][:, 0], data["discount"] > 0], axis=1)
+    assert {*map(tuple, drawn.tolist())} == {(t, t + 1, t % 4 != 2) for t in range(12) if t % 4 != 3}
 
 
 @pytest.mark.parametrize("name", ["part", "wrapped"])
