@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf._host.store.reads import TicketReads
 from fbuf._replay import host_anchors, host_draws, priority_draws, programs
 from fbuf._replay.engine import Engine
 from tests.support.refusals import raises
 from tests.support.tables import by_tier
 from tests.support.trees import same
-from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
+from tests.support.two_replays import ROW, STORAGES, VIEWS, compare, leaves_of, make_pair, rows_of
 
 
-def filled(view: str = "row", sampler: Any = None) -> fbuf.Replay:
-    replay = fbuf.Replay(fbuf.Buffer(24, sampler=sampler or fbuf.samplers.Prioritized(), view=VIEWS[view]), ROW)
+def filled(view: str = "row", sampler: Any = None, storage: str = "device") -> fbuf.Replay:
+    parts = {"sampler": sampler or fbuf.samplers.Prioritized(), "view": VIEWS[view], "storage": STORAGES[storage]}
+    replay = fbuf.Replay(fbuf.Buffer(24, **parts), ROW)
     replay.extend(rows_of(np.random.default_rng(1), 9))
     return replay
 
@@ -174,16 +176,18 @@ def interrupted(call, code, text: str) -> None:
 
 
 INSIDE = [
-    (host_anchors.HostAnchors._begin, "tail = _read"),
-    (host_anchors.HostAnchors._add, "self._seen, self.total = last"),
-    (priority_draws.PriorityDraws._drawn, "self._opened.extend"),
-    (host_draws.HostDraws.draw, "self._key = after"),
+    (host_anchors.HostAnchors._begin, "tail = _read", "device"),
+    (host_anchors.HostAnchors._add, "self._seen, self.total = last", "device"),
+    (priority_draws.PriorityDraws._drawn, "self._opened.extend", "device"),
+    (host_draws.HostDraws.draw, "self._key = after", "device"),
+    (priority_draws.PriorityDraws._note_leaves, "self._before.setdefault", "host"),
+    (TicketReads._fill, "for out, is_present", "host"),
 ]
 
 
-@pytest.mark.parametrize(("method", "text"), INSIDE, ids=lambda part: getattr(part, "__name__", ""))
-def test_an_interrupt_waits_for_the_end_of_a_draw(method, text: str) -> None:
-    pair = [filled("transition") for _ in range(2)]
+@pytest.mark.parametrize(("method", "text", "storage"), INSIDE, ids=lambda part: getattr(part, "__name__", ""))
+def test_an_interrupt_waits_for_the_end_of_a_draw(method, text: str, storage: str) -> None:
+    pair = [filled("transition", storage=storage) for _ in range(2)]
     index = [replay.sample(4, to="numpy").index for replay in pair][0]
     for replay in pair:
         replay.add(ROW)
@@ -197,7 +201,7 @@ def test_an_interrupt_waits_for_the_end_of_a_draw(method, text: str) -> None:
     same(*(replay.sample(4, to="numpy") for replay in pair))
     for replay in pair:
         replay.add(ROW)
-    same(*(replay.state for replay in pair))
+    same(*(leaves_of(replay.state) for replay in pair))
 
 
 def test_an_interrupted_read_loses_no_priorities() -> None:
