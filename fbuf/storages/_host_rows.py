@@ -420,7 +420,7 @@ def finish_read(
 def on_host(rows: SideRows) -> HostRead | None:
     """Return what reads rows in NumPy, once every write before this state is done. It leaves every error to `finish_read`."""
     layout, tickets = rows.layout, _array_rows.in_numpy(rows.ticket).view(np.uint64)[:, 0]
-    store = lifetime.join_id(np.asarray(rows.id))
+    store = lifetime.join_id(_array_rows.in_numpy(rows.id))
     device = {name: _array_rows.in_numpy(array) for name, array in rows.device.items()}
     column = {name: number for number, name in enumerate(layout.columns)}
     leaves = [(device.get(name), column.get(name, 0), leaf.shape, leaf.dtype) for name, leaf in layout.spec.items()]

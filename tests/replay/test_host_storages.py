@@ -4,6 +4,7 @@ import errno
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -230,6 +231,23 @@ def test_rows_are_drawn_after_a_save_and_a_load(tmp_path):
             add(replay, first, 7)
         compare_draws(pair)
     same(*(leaves_of(replay.state) for replay in pair))
+
+
+def test_a_draw_waits_for_a_write_that_runs():
+    replay = pair_of(HOST)[0]
+    step, waited = jax.jit(replay.buffer.extend, donate_argnums=0), False
+
+    @jax.jit
+    def slow(x):
+        return jax.lax.fori_loop(0, 200, lambda _, x: jnp.sin(x @ x), x)[0, 0]
+
+    for first in range(40, 168, 32):  # the first one compiles
+        rows, late = plain_rows(first, 32), slow(jnp.ones((200, 200)))
+        state = step(replay.state, rows | {"t": rows["t"] + (late * 0).astype(jnp.int32)})
+        replay.state = state
+        waited |= not late.is_ready()
+        assert min(replay.sample(64, to="numpy").data["t"]) >= first
+    assert waited
 
 
 @pytest.mark.parametrize("to", ["numpy", "torch"])
