@@ -143,7 +143,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def _note_leaves(self, engine: Any) -> None:
         """Note what the slots have whose anchors the next draw opens and closes."""
         slots = [~slot if slot < 0 else slot for slot in self._new]
-        if self.update is not None and np.isin(self.update[0], slots).any():
+        if self.update is not None and not set(slots).isdisjoint(self.update[0].tolist()):
             self.settle(engine)
         trees = engine.state.sampler.tree, engine.state.sampler.top
         leaves, tops = (len(slots) * [0.0] if x is None else np.asarray(memoryview(x))[slots].tolist() for x in trees)
