@@ -56,7 +56,7 @@ class Compressed(HostStorage):
       ValueError: a setting is out of range.
 
     Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84, about 5 us to compare a stack of four); a read is one
-      callback and one decompression per distinct chunk.
+      callback and one decompression per distinct chunk; `Replay.sample` for NumPy or torch needs no callback.
 
     Example:
       >>> import fbuf

@@ -270,7 +270,7 @@ class Host(HostStorage):
     transform reads them. But views read rewards, as float32 rounded once, and episode ids, which are compared in full. Take
     them out of a batch before you pass it to jit, which would narrow them.
 
-    Cost: a write or read is one callback and one copy of its rows.
+    Cost: a write or read is one callback and one copy of its rows; `Replay.sample` for NumPy or torch needs no callback.
 
     Example:
       >>> import fbuf, numpy as np
