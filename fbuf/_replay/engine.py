@@ -104,6 +104,8 @@ class Engine:
             self.block.clear()
         if self.updates is not None:
             self.updates.drop()
+        if isinstance(self.host, EpochDraws):
+            self.host.drop()
 
     def lend(self) -> BufferState:
         """Return the whole state, which the caller may donate: with every row, or raise."""

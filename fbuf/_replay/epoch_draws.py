@@ -86,11 +86,15 @@ class EpochDraws(HostDraws):
         super().__init__(buffer, impl, view, names)
         assert isinstance(buffer.sampler, Epoch)
         self._sampler = buffer.sampler
+        self.drop()
+        self._ahead: tuple[Any, int, Numbers] = None, 0, np.zeros(0, np.int32)  # of an order, places from one on
+        self._draw: Any = None
+
+    def drop(self) -> None:
+        """Forget the position."""
         self._read_from: EpochPosition | None = None  # that of the state after which `_position` is
         self._position: Any = None
         self._waits = False  # `_position` is not in the state
-        self._ahead: tuple[Any, int, Numbers] = None, 0, np.zeros(0, np.int32)  # of an order, places from one on
-        self._draw: Any = None
 
     def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`; entries beyond the last anchor of the epoch are masked."""

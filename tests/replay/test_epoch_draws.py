@@ -95,10 +95,11 @@ def test_every_read_sees_the_position(read: str, tmp_path: Path) -> None:
         assert replay.sample(9, to="numpy").mask.sum() == 7
 
 
-def test_another_state_has_its_own_position() -> None:
+@pytest.mark.parametrize("keep", [copy.deepcopy, lambda state: state], ids=["a copy", "itself"])
+def test_another_state_has_its_own_position(keep: Any) -> None:
     replay = filled()
     replay.sample(6, to="numpy")
-    before = copy.deepcopy(replay.state)
+    before = keep(replay.state)
     first = replay.sample(7, to="numpy")
     replay.state = before
     assert replay.stats()["epoch_left"] == 14
