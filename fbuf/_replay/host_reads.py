@@ -23,6 +23,9 @@ from fbuf._replay.row_block import RowBlock
 from fbuf.samplers._epoch import EpochState
 from fbuf.writers import Ring
 
+_STORAGE = "read", "prepare_read", "finish_read"
+_VIEW = "rule", "opens", "decide", "window", "assemble"
+"""Methods of parts for what `on_host` does in NumPy."""
 _FEW = 4  # rows that a loop copies faster than NumPy
 
 
@@ -77,11 +80,19 @@ def host_view(buffer: Buffer, state: BufferState) -> Any:
     """Return the view in NumPy; None if it or the storage cannot read such rows, or something maps them afterwards."""
     if type(buffer.writer) is not Ring or buffer.prefetch or buffer.on_read is not None:
         return None
+    if not (_overrides_all(buffer.storage, _STORAGE) and _overrides_all(buffer.view, _VIEW)):
+        return None
     spec, structure = buffer.storage.spec(state.rows)
     # Python's buffers have no bfloat16 or float8.
     if any(np.dtype(leaf.dtype).isbuiltin == 2 for leaf in spec.values()) or buffer.storage.on_host(state.rows) is None:
         return None
     return buffer.view.on_host(spec, structure)
+
+
+def _overrides_all(part: Any, methods: tuple[str, ...]) -> bool:
+    """Return whether no class derived from that of the part's `on_host` has methods of its own, which it does not know."""
+    first = {name: next(cls for cls in type(part).__mro__ if name in vars(cls)) for name in ("on_host", *methods)}
+    return all(issubclass(first["on_host"], cls) for cls in first.values())
 
 
 class At(NamedTuple):

@@ -163,6 +163,41 @@ def test_other_buffers_are_drawn_by_jax():
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.Buffer(50), EXAMPLE).sample(4, to="numpy"))
 
 
+class Doubled(fbuf.storages.Device):
+    def read(self, rows, reads):
+        leaves, ok = super().read(rows, reads)
+        return [leaf * 2 for leaf in leaves], ok
+
+
+class DoubledHost(fbuf.storages.Host):
+    def finish_read(self, rows, pending):
+        leaves, ok = super().finish_read(rows, pending)
+        return [leaf * 2 for leaf in leaves], ok
+
+    def read(self, rows, reads):
+        return self.finish_read(rows, self.prepare_read(rows, reads))
+
+
+class DoubledRow(fbuf.views.Row):
+    def assemble(self, spec, structure, arrays, window):
+        return super().assemble(spec, structure, [array * 2 for array in arrays], window)
+
+
+class SecondRow(fbuf.views.Row):
+    def window(self, spec, anchors, slot, mask, key):
+        return super().window(spec, anchors, slot ^ 1, mask, key)
+
+
+@pytest.mark.parametrize(
+    "part", [{"storage": Doubled()}, {"storage": DoubledHost()}, {"view": DoubledRow()}, {"view": SecondRow()}]
+)
+def test_what_derived_parts_read_is_drawn(part):
+    pair = [fbuf.Replay(fbuf.Buffer(8, **part), {"t": 0}) for _ in range(2)]
+    for replay in pair:
+        replay.extend({"t": np.arange(8)})
+    same(pair[0].sample(5, to="numpy"), jax.device_get(pair[1].sample(5)))
+
+
 @pytest.mark.more
 @pytest.mark.optimized
 def test_batches_in_numpy_are_those_of_jax_as_users_compile_them():
