@@ -144,7 +144,8 @@ class TicketReads(abc.ABC):
         damaged = [fetch.run([flat(outs[i]) for i in group]) for fetch, group, *_ in fetches]
         if any(fetch.may_be_overwritten for fetch, *_ in fetches):
             with self._lock:  # rows that were overwritten while they were copied have expired by now
-                last = {key: self._are_readable(rows) for key, rows in {id(rows): rows for *_, rows in fetches}.items()}
+                at_risk = {id(rows): rows for fetch, *_, rows in fetches if fetch.may_be_overwritten}
+                last = {key: self._are_readable(rows) for key, rows in at_risk.items()}
             for (fetch, group, spans, rows), bad in zip(fetches, damaged, strict=True):
                 if fetch.may_be_overwritten:
                     readable = last[id(rows)]
