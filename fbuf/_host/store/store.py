@@ -325,8 +325,9 @@ class Store(TicketReads):
         lane, count, present, updates = self._resolve(tickets)
         found, rows = list[Found](), PendingRows(tickets, lane, count)
         for column in columns:
-            updated = [(at, update.values[column]) for at, update in updates if column in update.values]
-            fetched = present
+            updated, fetched = list[tuple[int, bytes]](), present
+            if updates:
+                updated = [(at, update.values[column]) for at, update in updates if column in update.values]
             if updated:
                 fetched = present.copy()
                 fetched[[at for at, _ in updated]] = False
