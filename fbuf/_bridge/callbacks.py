@@ -26,10 +26,10 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fbuf._bridge import failed_writes
 from fbuf._bridge.lifetime import find, join_id, split_id
 from fbuf._core import control_flow
 from fbuf._core.pytree import DTYPES
+from fbuf._host import failed_writes
 from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
 from fbuf._host.types import LOST, RowStore, without_traceback

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend, core
 
-from fbuf._bridge import failed_writes
+from fbuf._host import failed_writes
 from fbuf._host.types import HostObject, RowStore, StoreClosed, StoreCorrupted
 
 _lock = threading.RLock()
@@ -66,6 +66,11 @@ class Owner:
     def id(self) -> int:
         """The id of the store; of one of several."""
         return next(iter(self.ids))
+
+    def raise_failed(self) -> None:
+        """Raise OSError or StoreCorrupted, once, if a write of these stores failed."""
+        parts = {None: self} if self.parts is None else self.parts
+        failed_writes.raise_failed({shard: part.id for shard, part in parts.items()})
 
 
 class StoreHandle:

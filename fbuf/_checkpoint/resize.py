@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._bridge.failed_writes import write_of
 from fbuf._buffer import convert, write
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
@@ -25,6 +24,7 @@ from fbuf._core.sample import TICKET
 from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, Ring, next_lap
 from fbuf._formats import checkpoint
+from fbuf._host.failed_writes import write_of
 from fbuf._host.ragged.values import MISSING
 from fbuf._indexing.anchors import CUT, has
 from fbuf._interfaces.sampler import EpisodeStarts

@@ -177,7 +177,7 @@ class Storage(abc.ABC):
         are stored.
 
         `slot` int32[N, E] where a writer replaces any row; then all rows are stored, or none. An error is kept for the next
-        call that takes the state (`fbuf._bridge.failed_writes.raise_failed`).
+        call that takes the state (`fbuf._bridge.lifetime.Owner.raise_failed`).
         """
         raise NotImplementedError(_missing(self, "send"))
 

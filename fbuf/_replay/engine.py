@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._bridge.failed_writes import write_of
 from fbuf._buffer import checks, write
 from fbuf._buffer import read as _read
 from fbuf._buffer.buffer import Buffer
@@ -28,6 +27,7 @@ from fbuf._core.dispatch import OnHost, with_changes
 from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
+from fbuf._host.failed_writes import write_of
 from fbuf._indexing import scatter
 from fbuf._replay import host_reads, programs
 from fbuf._replay.arguments import to_device_of

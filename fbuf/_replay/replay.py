@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fbuf._bridge.failed_writes import write_of
 from fbuf._buffer import checks, read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checked import raise_for
@@ -37,6 +36,7 @@ from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._core.text_table import counted
+from fbuf._host.failed_writes import write_of
 from fbuf._replay import arguments, programs
 from fbuf._replay.arguments import Form
 from fbuf._replay.batches import Batches, EpochBatches

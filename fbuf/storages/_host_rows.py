@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fbuf._bridge import callbacks, failed_writes, lifetime
+from fbuf._bridge import callbacks, lifetime
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import OnHost, replaced
@@ -28,6 +28,7 @@ from fbuf._core.pytree import Leaves, Spec, in_jax, item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.slots import Geometry, read_rows, write_rows
 from fbuf._core.text_table import WHOLE, spec_text
+from fbuf._host import failed_writes
 from fbuf._host.columns.spec import one_by_one
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
@@ -114,8 +115,8 @@ class SideRows(OnHost):
 
 
 def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
-    if failed_writes.failed:  # a state that a call takes is flattened before it is donated
-        failed_writes.raise_failed(rows.owner)
+    if failed_writes.failed and rows.owner is not None:  # a state that a call takes is flattened before it is donated
+        rows.owner.raise_failed()
     return _parts(rows)
 
 

@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_cli", "demo", "gymnasium", "ray", "__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")
-HOST = ("types __init__", "io", "memory", "codecs", "columns", "store ragged priorities", "pairs")
+HOST = ("types __init__", "failed_writes io", "memory", "codecs", "columns", "store ragged priorities", "pairs")
 DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest is imported where it is used
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._bridge import failed_writes
+from fbuf._host import failed_writes
 from fbuf._host.priorities import Priorities
 from fbuf._host.ragged.store import Records
 from fbuf._host.store.reads import TicketReads

@@ -9,12 +9,10 @@ from __future__ import annotations
 import errno
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 from fbuf._host.types import StoreCorrupted
-
-if TYPE_CHECKING:
-    from fbuf._bridge.lifetime import Owner
 
 _lock = threading.Lock()
 failed: dict[int, FailedWrite] = {}
@@ -61,22 +59,23 @@ def record(id: int, error: Exception, rows: int) -> None:
         failed[id] = FailedWrite(error, rows) if before is None else before._replace(rows=before.rows + rows)
 
 
-def raise_failed(owner: Owner | None) -> None:
-    """Raise OSError or StoreCorrupted, once, if a write of these stores failed; that of another cause is for the next call."""
-    if owner is None:
-        return
-    parts = owner.parts or {0: owner}
+def raise_failed(ids: Mapping[int | None, int]) -> None:
+    """Raise OSError or StoreCorrupted, once, if a write failed of stores with these ids, by shard or None.
+
+    A failure of another cause is for the next call.
+    """
     with _lock:
-        writes = {shard: failed[part.id] for shard, part in parts.items() if part.id in failed}
+        writes = {shard: failed[id] for shard, id in ids.items() if id in failed}
         if not writes:
             return
         error = next(iter(writes.values())).error
-        alike = {shard: write for shard, write in writes.items() if repr(write.error) == repr(error)}
-        for shard in alike:
-            del failed[parts[shard].id]
-    shards = " and ".join(f"{write.rows} of shard {shard}" for shard, write in alike.items())
-    rows = sum(write.rows for write in alike.values())
-    raise FailedWrite(error, rows, f" ({shards})" if owner.parts else "").to_error()
+        same = {shard: write for shard, write in writes.items() if repr(write.error) == repr(error)}
+        for shard in same:
+            del failed[ids[shard]]
+    shards = " and ".join(f"{write.rows} of shard {shard}" for shard, write in same.items())
+    raise FailedWrite(
+        error, sum(write.rows for write in same.values()), "" if None in ids else f" ({shards})"
+    ).to_error()
 
 
 def warn(id: int) -> None:
