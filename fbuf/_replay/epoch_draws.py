@@ -222,7 +222,8 @@ class EpochDraws(HostDraws):
         """Return the anchors int32[N] at places of the order."""
         name, first, ahead = self._ahead
         if name != position.order or not first <= place <= first + ahead.size - number:
-            ahead = np.asarray(order(self._buffer, self._places(size))(position.of, np.int32(place)))
+            first_place = jax.device_put(np.int32(place))
+            ahead = np.asarray(order(self._buffer, self._places(size))(position.of, first_place))
             first, self._ahead = place, (position.order, place, ahead)
         return ahead[place - first : place - first + number]
 

@@ -95,6 +95,14 @@ def test_every_read_sees_the_position(read: str, tmp_path: Path) -> None:
         assert replay.sample(9, to="numpy").mask.sum() == 7
 
 
+def test_draws_are_clean_under_transfer_guards() -> None:
+    replay = filled()
+    with jax.transfer_guard("disallow"):
+        drawn = [replay.sample(10, to="numpy").data["t"] for _ in range(4)]  # of two epochs
+        assert len(replay.sample(10).data["t"]) == 10
+    assert all(len(set(np.concatenate(drawn[i : i + 2]))) == 20 for i in (0, 2))
+
+
 @pytest.mark.parametrize("keep", [copy.deepcopy, lambda state: state], ids=["a copy", "itself"])
 def test_another_state_has_its_own_position(keep: Any) -> None:
     replay = filled()
