@@ -102,10 +102,9 @@ class Engine:
             self._choose_paths()
         if self.block is not None:
             self.block.clear()
-        if self.updates is not None:
-            self.updates.drop()
-        if isinstance(self.host, EpochDraws):
-            self.host.drop()
+        deferred = self.host if isinstance(self.host, EpochDraws) else self.updates
+        if deferred is not None:
+            deferred.drop()
 
     def lend(self) -> BufferState:
         """Return the whole state, which the caller may donate: with every row, or raise."""

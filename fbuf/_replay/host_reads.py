@@ -90,7 +90,7 @@ def host_view(buffer: Buffer, state: BufferState) -> Any:
 
 
 def _overrides_all(part: Any, methods: tuple[str, ...]) -> bool:
-    """Return whether no class derived from that of the part's `on_host` has methods of its own, which it does not know."""
+    """Return whether the class with the part's `on_host` has its other methods too, or inherits them."""
     first = {name: next(cls for cls in type(part).__mro__ if name in vars(cls)) for name in ("on_host", *methods)}
     return all(issubclass(first["on_host"], cls) for cls in first.values())
 
