@@ -11,6 +11,7 @@ Gathers are unchecked (`promise_in_bounds`), and zeroing masked rows fuses into 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,12 +22,13 @@ from jax import lax
 
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.packed_leaf import PackedLeaf, Packing, pack, unpack
+from fbuf._core.packed_leaf import TILE, PackedLeaf, Packing, pack, unpack
 from fbuf._core.pytree import Leaves
 
 Ranges = Iterator[tuple[str, Any, Any, Any]]
 """What fields of a state hold; see `fbuf._core.component.state`."""
 FEW = 4  # lanes whose numbers are selected and added one by one, which XLA fuses with the reader
+_FEW_CHANNELS, _MOST_TILES = 16, 32  # of rows that a TPU reads tile by tile; its program grows with them
 _MANY = 2**32 - 2**20  # rows, beyond which the float32 sum cannot exclude an overflow
 
 
@@ -297,8 +299,9 @@ def read_rows(array: Any, slot: jax.Array) -> jax.Array:
         return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
     if array.packing.form == "tiles":
         read_tiles = functools.partial(_read_tiles, packing=array.packing)
-        halves = functools.partial(_read_halves, packing=array.packing)
-        return control_flow.platform_dependent(array.array, inside, at, cpu=read_tiles, gpu=read_tiles, default=halves)
+        by_tile = at.ndim > 1 and _has_odd_channels(array.packing)
+        on_tpus = functools.partial(_read_by_tile if by_tile else _read_halves, packing=array.packing)
+        return control_flow.platform_dependent(array.array, inside, at, cpu=read_tiles, gpu=read_tiles, default=on_tpus)
     # Rows last: a TPU pads the last axis of an array, here the elements of a row, to 128.
     within = jnp.arange(array.packing.elements, dtype=jnp.int32).reshape((-1,) + (1,) * at.ndim)
     found = array.array.at[at.T[None] * jnp.int32(array.packing.elements) + within].get(mode="promise_in_bounds")
@@ -314,6 +317,22 @@ def _read_halves(stored: jax.Array, inside: jax.Array, at: jax.Array, packing: P
     half = at.shape[0] // 2 if at.ndim > 1 else 0
     parts = [(inside[:half], at[:half]), (inside[half:], at[half:])] if half else [(inside, at)]
     return jnp.concatenate([_read_tiles(stored, *part, packing) for part in parts])
+
+
+def _has_odd_channels(packing: Packing) -> bool:
+    """Return whether rows of few enough tiles end in a few channels that do not divide the 128 of a tile."""
+    channels = packing.shape[-1]
+    odd = channels < _FEW_CHANNELS and TILE[1] % channels != 0
+    return odd and packing.stored[0] <= _MOST_TILES * TILE[0]
+
+
+def _read_by_tile(stored: jax.Array, inside: jax.Array, at: jax.Array, packing: Packing) -> jax.Array:
+    """Read a tile of every row after another: a TPU pads the channels of whole rows to 128 while it copies them."""
+    tiles, number = stored.reshape(-1, *TILE), packing.stored[0] // TILE[0]
+    starts = at * jnp.int32(number)
+    parts = [tiles.at[starts + jnp.int32(tile)].get(mode="promise_in_bounds") for tile in range(number)]
+    flat = jnp.concatenate([zero_unless(inside, part).reshape((*at.shape, math.prod(TILE))) for part in parts], axis=-1)
+    return lax.optimization_barrier(flat[..., : packing.elements].reshape(at.shape + packing.shape))
 
 
 def expand(mask: jax.Array, ndim: int) -> jax.Array:

@@ -16,6 +16,7 @@ FORMS = {
     "flat, bool": ((2, 3), np.bool_),
     "tiles, padded": ((36, 84), np.uint8),
     "tiles, whole": ((2, 1024), jnp.bfloat16),
+    "tiles, channels": ((37, 55, 3), np.uint8),
 }
 
 
@@ -42,7 +43,7 @@ def test_the_form_follows_from_the_row(shape, dtype, capacity, form):
         assert packing.stored[0] % 8 == 0 and packing.stored[1] == 128
 
 
-@pytest.mark.parametrize("name", by_tier("flat, bool", "tiles, padded", more=FORMS))
+@pytest.mark.parametrize("name", by_tier("flat, bool", "tiles, padded", "tiles, channels", more=FORMS))
 def test_packed_rows_are_those_of_an_array(name):
     item, dtype = FORMS[name]
     rng, capacity = np.random.default_rng(0), 7
@@ -62,11 +63,12 @@ def test_packed_rows_are_those_of_an_array(name):
     read = jax.jit(slots.read_rows)
     expected = np.asarray(read(jnp.asarray(plain), wanted))
     assert np.array_equal(read(leaf, wanted), expected)
+    many = jax.tree.map(lambda x: jnp.stack([x, x]), leaf)
     with as_on_tpus():
+        assert np.array_equal(jax.vmap(slots.read_rows, (0, None))(many, wanted)[1], expected)
         for number in range(4):  # of no row, of one, and of halves that differ in length
             assert np.array_equal(slots.read_rows(leaf, wanted[:number]), expected[:number])
         assert np.array_equal(slots.read_rows(leaf, wanted[:, 1]), expected[:, 1])
-    many = jax.tree.map(lambda x: jnp.stack([x, x]), leaf)
     assert many.shape == (2, capacity, *item)
     assert np.array_equal(jax.vmap(read, (0, None))(many, wanted)[1], read(leaf, wanted))
     stored = packed_leaf.pack_on_host(plain, packing)
