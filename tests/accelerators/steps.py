@@ -25,11 +25,12 @@ REST = {
 }
 ROWS: dict[str, dict[str, Any]] = {
     "frames": REST | {"obs": leaf((84, 84), jnp.uint8)},
+    "images": REST | {"obs": leaf((64, 64, 3), jnp.uint8)},
     "vectors": REST | {"obs": leaf((17,), jnp.float32), "action": leaf((6,), jnp.float32)},
     "floats": REST | {"obs": leaf((8,), jnp.float32)},
     "goals": REST | {"obs": {name: leaf((3,), jnp.float32) for name in ("achieved_goal", "desired_goal", "position")}},
 }
-"""Rows by name: frames of Atari, observations and actions of MuJoCo, eight floats, and goals of three."""
+"""Rows by name: frames of Atari, images in colour, observations and actions of MuJoCo, eight floats, and goals of three."""
 
 
 def _reward(achieved: Any, goal: Any) -> Any:
@@ -107,6 +108,7 @@ ON_ONE = (
         for capacity, row in itertools.product((SMALL, LARGE), ("frames", "vectors"))
         for parts in WINDOWS
     ),
+    (SMALL, "images", "windows"),
     *((LARGE, "floats", parts) for parts in SAMPLERS),
     *((LARGE, "floats", parts) for parts in ("top k", "reservoir")),
     (LARGE, "goals", "hindsight"),
@@ -132,7 +134,7 @@ _QUICK = ("uniform", "windows")
 TESTED = tuple(
     step
     for step in STEPS
-    if (step.kind == "v5e" and step.row in ("frames", "vectors") and step.parts in _QUICK)
+    if (step.kind == "v5e" and step.row in ("frames", "images", "vectors") and step.parts in _QUICK)
     or (step.kind == "h100" and step.capacity == LARGE and not step.parts.startswith(("deduplicated", "hindsight")))
     or step == Step("v5e", 1, LARGE, "frames", "prioritized, stacks")
     or (step.kind == "v5e" and step.parts in ("compressed", "host", "ragged", "data set"))
@@ -148,7 +150,7 @@ FOR_TPUS = 5 * 2**20
 """More of them on a TPU, whose compiler takes kilobytes for each operation."""
 EXCEPTIONS = {("v5p", parts): 64 * 2**20 for parts in {parts for _, _, parts in ON_HOST}}
 """More of them by device and parts: a program with callbacks takes 64 MiB more on a v5p than on a v5e."""
-PADDED = {"frames": 1.05, "deduplicated": 1.13}
+PADDED = {"frames": 1.05, "images": 1.05, "deduplicated": 1.13}
 """Bytes of the arrays over those of the rows, by rows or parts; else 1.1. TPUs store 49 ids of a row as 56, 36 words as 40."""
 
 
