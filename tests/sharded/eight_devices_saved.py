@@ -51,7 +51,7 @@ def test_the_error_of_a_write_names_the_shards_that_lost_rows(through, monkeypat
     def rows(first):
         return {"t": np.arange(first, first + 24, dtype=np.int32).reshape(3, 8)}
 
-    state = sharded.extend(sharded.init({"t": np.int32(0)}), rows(0))
+    state = jax.block_until_ready(sharded.extend(sharded.init({"t": np.int32(0)}), rows(0)))
     write, parts = Store._write, state.shards.rows.owner.parts
     failing = [lifetime.find(parts[shard].id) for shard in (2, 5)]
 
