@@ -74,16 +74,17 @@ class Replay:
     If a storage cannot write (a full disk, say), the call raises OSError and the replay keeps the rows it had, with a cut; once
     there is room, write again the rows that the error says were not written. Rows that `add` collected for a store in host
     memory are kept, and written before the next rows, as the error says; until then batches and `save` are without them, and
-    `state` raises.
+    `state` raises. Priorities that were set for them before are lost: they get that of new rows.
     Ctrl-C is deferred until the current write is complete.
 
-    Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at the
-    latest before anything reads the state. From a buffer in CPU memory, with `Uniform` or `Epoch`, of rows, transitions or
-    windows whose episodes end by flags, `sample(to="numpy")` and `to="torch"` draw with NumPy, collected rows included. From a
-    prioritized one a small program sets the last priorities and draws the slots. Batches, counts and errors are those of
-    writing each row and priority at once. Rows with a priority, JAX or CUDA arrays, and rows under a limit are written at once.
-    So are rows of parts that do not say that they are `row_by_row`: in files, deduplicated or ragged, for transforms that
-    compute or learn from rows, and windows of `Consume` or with `largest="held"`.
+    Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at
+    the latest before anything reads the state. From `Device` on a CPU, `Host`, `Compressed` or `Memmap`, with `Uniform`
+    or `Epoch`, of rows, transitions or windows whose episodes end by flags, `sample(to="numpy")` and `to="torch"` draw
+    with NumPy, collected rows included. From a prioritized buffer a small program sets the last priorities and draws the
+    slots. Batches, counts and errors are those of writing each row and priority at once. Rows with a priority, JAX or
+    CUDA arrays, and rows under a limit are written at once. So are rows of parts that do not say that they are
+    `row_by_row`: in files, deduplicated or ragged, for transforms that compute or learn from rows, and windows of
+    `Consume` or with `largest="held"`.
 
     For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
     leaving the `with`, ends waiting calls with `ReplayClosed`. Rows may be overwritten between `sample` and
