@@ -101,13 +101,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
         super().drop()
-        self._noted: tuple[Any, ...] = (
-            None,
-            0,
-            0,
-            b"",
-            b"",
-        )  # of the last batch what was held, and the bytes of its index
+        # Of the last batch what `_held` returned, and the bytes of its index.
+        self._noted: tuple[Any, ...] = None, 0, 0, b"", b""
         self._opened = list[int]()  # changes of collected rows that are in the tree
         # What slots had before these changes, where a store may not take the rows.
         self._before = dict[int, tuple[float, float]]()

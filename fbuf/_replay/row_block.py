@@ -58,8 +58,8 @@ class RowBlock:
 
     def append(self, row: PyTree, mask: Any) -> bool:
         """Copy one row. Return False, and keep nothing, unless its leaves are NumPy arrays or numbers of the row format."""
-        if type(row) is dict and row.keys() == self._keys.keys():  # `flatten` takes 25 us between calls of torch
-            leaves = [row[key] for key in self._keys]
+        if self._keys and type(row) is dict and row.keys() == self._keys.keys():
+            leaves = [row[key] for key in self._keys]  # `flatten` takes 25 us between calls of torch
         else:
             leaves, structure = jax.tree.flatten(row)
             if structure != self._structure:

@@ -232,6 +232,14 @@ def test_a_data_set_is_compiled_without_add(tmp_path):
     assert replay.sample(4).mask.all()
 
 
+def test_an_empty_dict_is_no_row():
+    for example in (np.float32(0), {"a": {"b": np.float32(0)}}):
+        replay = fbuf.Replay(fbuf.Buffer(8), example)
+        with pytest.raises(ValueError, match="is missing .got: nothing; expected: "):
+            replay.add({})
+        assert len(replay) == 0
+
+
 def test_a_masked_array_is_refused():
     raises(TypeError, "masked", lambda: make(rows=1).add({**row(0), "x": np.ma.masked_array(row(0)["x"])}))
 

@@ -109,10 +109,10 @@ class TicketReads(abc.ABC):
             groups: dict[int, list[int]] = {}
             for i, (column, _) in enumerate(requests):
                 groups.setdefault(column, []).append(i)
-            alike: dict[tuple[int, ...], list[int]] = {}  # columns, by the tickets of their requests
+            by_tickets: dict[tuple[int, ...], list[int]] = {}  # columns, by the tickets of their requests
             for column, group in groups.items():
-                alike.setdefault(tuple(id(requests[i][1]) for i in group), []).append(column)
-            for columns in alike.values():
+                by_tickets.setdefault(tuple(id(requests[i][1]) for i in group), []).append(column)
+            for columns in by_tickets.values():
                 group = groups[columns[0]]
                 sizes = [wanted[i].size for i in group]
                 stops = list(itertools.accumulate(sizes, initial=0))
