@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,6 @@ from fbuf._buffer.state import BufferConfig, BufferState, empty_state, row_forma
 from fbuf._core import arguments
 from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves, needs_x64
-from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import Storage
@@ -207,8 +207,8 @@ def refuse_donated(call: str, state: BufferState) -> None:
 
 def check_made_by(call: str, buffer: BufferConfig, state: BufferState) -> None:
     """Raise if another buffer made the state."""
-    refuse_stacked(call, type(buffer), state)
     if not fits(buffer, state):
+        refuse_stacked(call, type(buffer), state)
         raise ValueError(
             f"{call}: this state was made by another buffer than {buffer!r}, with other sizes, parts or other transforms. "
             f"Use the buffer that made it (`grow` returns a new one); if only sampler, view, prefetch, batch_size or on_read "
@@ -218,27 +218,28 @@ def check_made_by(call: str, buffer: BufferConfig, state: BufferState) -> None:
 
 def fits(buffer: BufferConfig, state: BufferState) -> bool:
     """Return whether the buffer, or an equal one, can have made the state."""
-    spec, structure = buffer.storage.spec(state.rows)
+    leaves, structure = jax.tree.flatten(state)
+    return _fits(buffer, structure, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves))
+
+
+@functools.lru_cache(maxsize=256)
+def _fits(buffer: BufferConfig, structure: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> bool:
+    """Return what `fits` does, of a state of `leaves` (shape, dtype)."""
+    state = structure.unflatten(list(itertools.starmap(jax.ShapeDtypeStruct, leaves)))
+    spec, of_row = buffer.storage.spec(state.rows)
     row_format = row_format_of(state)
-    items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
     if (row_format is None) != (buffer.on_write is None):
         return False
-    return bool(_outline(state) == _expected_state(buffer, items, structure, row_format))
+    rows = buffer.storage.abstract(buffer.geometry, spec, of_row)
+    empty = prefetch.empty_state if buffer.prefetch else empty_state
+    expected = jax.eval_shape(functools.partial(empty, buffer, row_format=row_format), rows)
+    return bool(_outline(state) == _outline(expected))
 
 
 def _outline(state: BufferState) -> Any:
     leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state, is_leaf=is_packed))
     rule = None if state.anchors is None else state.anchors.rule
     return leaves, rule, jax.tree.structure((state.ahead, state.transforms))
-
-
-@functools.lru_cache(maxsize=256)
-def _expected_state(buffer: BufferConfig, items: tuple[Any, ...], structure: Any, row_format: RowFormat | None) -> Any:
-    """Return the outline of the buffer's states, for rows of `items` (name, shape, dtype)."""
-    spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
-    rows = buffer.storage.abstract(buffer.geometry, spec, structure)
-    empty = prefetch.empty_state if buffer.prefetch else empty_state
-    return _outline(jax.eval_shape(functools.partial(empty, buffer, row_format=row_format), rows))
 
 
 def _is_usable(state: Any) -> bool:

@@ -95,9 +95,8 @@ def read_drawn(
 ) -> tuple[BufferState, Sample]:
     """Read the rows of a draw; return the state that orders the reads, and the batch. `partly`: as for `deliver`."""
     arrays, ok = jax.named_scope("read")(buffer.storage.read)(state.rows, window.reads)
-    index = _state.index_of(buffer, state, drawn.slot)
     token, (arrays, ok, drawn, context, index) = order_after_reads(
-        state.token, (arrays, ok, drawn, window.context, index)
+        state.token, (arrays, ok, drawn, window.context, _state.index_of(buffer, state, drawn.slot))
     )
     sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask, last=drawn.last)
     reading = None if buffer.on_read is None else transforms.reading(buffer, state, key)

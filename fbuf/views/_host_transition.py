@@ -62,14 +62,12 @@ class HostTransition:
         bound = np.array(min(float(info.tiny) / float(info.eps) * 4 / least, 1.0), self._float)
         self._least = (bound.view(self._word) << self._one) - self._one
         self._by_end = self._every_end(self._resets or view.final_observation is not None)
-        made = list[tuple[Any, tuple[str, Any]]]()
-
-        def leaf(kind: str, name: Any = None) -> Any:
-            made.append((np.zeros(0), (kind, name)))
-            return made[-1][0]
-
-        self.example = view.batch(spec, structure, kinds, leaf)  # of leaves that tell what they are
-        known = {id(array): what for array, what in made}
+        observation, _, action, others = kinds
+        names = {"obs": observation, "action": action, "next_obs": observation, "other": others}
+        every = names | {"reward": [None], "discount": [None]}
+        made = {kind: {name: np.zeros(0) for name in some} for kind, some in every.items()}
+        self.example = view.batch(spec, structure, made)  # of leaves that tell what they are
+        known = {id(array): (kind, name) for kind, some in made.items() for name, array in some.items()}
         leaves = [known[id(array)] for array in jax.tree.leaves(self.example)]
         # In the order in which they are read: at the anchor, after it, sums, stacks at the anchor, and after it.
         sums = {"reward": 2, "discount": 3}

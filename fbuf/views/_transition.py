@@ -15,7 +15,7 @@ with m = n, or fewer if the episode ends earlier. `Transition` documents the end
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -283,8 +283,7 @@ class Transition(View):
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[Array], window: Window) -> PyTree:
         mask, rewards, has_final, terminated = window.context
         rest = iter(arrays)
-        kinds = self._leaves(spec)
-        names = kinds[0]
+        names, _, action, others = self._leaves(spec)
         obs = {n: next(rest) for n in names}
         next_obs = {n: next(rest) for n in names}
         if self.final_observation is not None:
@@ -301,15 +300,11 @@ class Transition(View):
         total = self._total(reward, powers, rewards)
         discount = powers.at[rewards].get(mode="promise_in_bounds")
         discount = jnp.where(mask & ~terminated, discount, jnp.zeros((), reward.dtype))
-        parts: dict[str, Any] = {
-            "obs": obs,
-            "next_obs": next_obs,
-            "reward": {None: total},
-            "discount": {None: discount},
-        }
-        return self.batch(
-            spec, structure, kinds, lambda kind, name=None: parts[kind][name] if kind in parts else next(rest)
-        )
+        leaves: dict[str, dict[Any, Any]] = {"obs": obs, "next_obs": next_obs}
+        leaves |= {"reward": {None: total}, "discount": {None: discount}}
+        for kind, some in (("action", action), ("other", others)):
+            leaves[kind] = {n: next(rest) for n in some}
+        return self.batch(spec, structure, leaves)
 
     def _total(self, reward: Array, powers: Array, count: Array) -> Array:
         """Return the sums [B, ...] of the first `count` int32[B] rewards of [B, n, ...]."""
@@ -320,19 +315,14 @@ class Transition(View):
             total = total + rounded_product(reward[:, i], powers[i], expand(count > jnp.int32(i), total.ndim))
         return total
 
-    def batch(self, spec: Spec, structure: Any, kinds: Any, leaf: Callable[..., Any]) -> dict[str, Any]:
-        """Return a batch of `leaf(kind, name)`, where kind is a key of the batch, or "other" for leaves that are passed on.
-
-        `kinds`: what `_leaves` returns.
-        """
-        observation, _, action, others = kinds
-        actions = {n: leaf("action", n) for n in action}
-        data = {"obs": subtree(structure, spec, self.observation, {n: leaf("obs", n) for n in observation})}
+    def batch(self, spec: Spec, structure: Any, leaves: Mapping[str, dict[Any, Any]]) -> dict[str, Any]:
+        """Return a batch of leaves by kind and name; a kind is a key of the batch, or "other" for leaves that are passed on."""
+        batch = {"obs": subtree(structure, spec, self.observation, leaves["obs"])}
         if self.action is not None:
-            data["action"] = subtree(structure, spec, self.action, actions)
-        data |= {"reward": leaf("reward"), "discount": leaf("discount")}
-        data["next_obs"] = subtree(structure, spec, self.observation, {n: leaf("next_obs", n) for n in observation})
-        return data | beside(structure, spec, {n: leaf("other", n) for n in others})
+            batch["action"] = subtree(structure, spec, self.action, leaves["action"])
+        batch |= {"reward": leaves["reward"][None], "discount": leaves["discount"][None]}
+        batch["next_obs"] = subtree(structure, spec, self.observation, leaves["next_obs"])
+        return batch | beside(structure, spec, leaves["other"])
 
     def on_host(self, spec: Spec, structure: Any) -> HostTransition | None:
         """Return these transitions in NumPy; None with ids, and for sums that NumPy rounds otherwise."""

@@ -87,9 +87,6 @@ class DataSetStore(TicketReads):
         at = 0 if len(shift) == 1 else np.searchsorted(self._first, row, side="right") - 1
         return part.fetch(np.asarray(row + shift[at]), present, starts)
 
-    def _check_open(self) -> None:
-        self._open_columns()
-
     def try_write(self, *_: Any) -> NoReturn:
         """Raise TypeError: rows do not change."""
         raise TypeError("fbuf.datasets: a data set is read-only.")

@@ -46,15 +46,14 @@ class TicketReads(abc.ABC):
 
     @abc.abstractmethod
     def _find_rows(self, columns: Sequence[int], tickets: Array, starts: Array) -> list[Found]:
-        """Find rows of each column by tickets uint64[M], of requests that begin at int64[R] `starts`; `_lock` is held."""
+        """Find rows of each column by tickets uint64[M], of requests that begin at int64[R] `starts`; `_lock` is held.
+
+        Raise StoreClosed or StoreCorrupted if rows cannot be read.
+        """
 
     def _are_readable(self, rows: PendingRows) -> Array:
         """Return bool[M], which rows have not expired since they were found: by default all. `_lock` is held."""
         return np.ones(len(rows.tickets), bool)
-
-    @abc.abstractmethod
-    def _check_open(self) -> None:
-        """Raise StoreClosed or StoreCorrupted unless rows can be read."""
 
     @records_errors
     def read(self, requests: Sequence[tuple[int, Array, Array]]) -> Array:
@@ -105,7 +104,6 @@ class TicketReads(abc.ABC):
         present: list[Array] = [np.ones(0, bool)] * len(requests)
         reading = Reading(wanted, present, [], [])
         with self._lock:
-            self._check_open()
             groups: dict[int, list[int]] = {}
             for i, (column, _) in enumerate(requests):
                 groups.setdefault(column, []).append(i)

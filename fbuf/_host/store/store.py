@@ -322,6 +322,7 @@ class Store(TicketReads):
     # ---------------------------------------------------------------- reading
 
     def _find_rows(self, columns: Sequence[int], tickets: Array, starts: Array) -> list[Found]:
+        self._check_open()
         lane, count, present, updates = self._resolve(tickets)
         found, rows = list[Found](), PendingRows(tickets, lane, count)
         for column in columns:
