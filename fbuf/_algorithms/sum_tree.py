@@ -574,14 +574,7 @@ def descend_in_turn(
 
 
 def _descend_by_level(
-    tree: Array,
-    top: Array,
-    bottom: Array,
-    *,
-    batch: int,
-    capacity: int,
-    read: Read,
-    in_halves: bool = False,
+    tree: Array, top: Array, bottom: Array, *, batch: int, capacity: int, read: Read, in_halves: bool = False
 ) -> tuple[Array, Array]:
     """Move all queries down, with the levels unrolled; `in_halves`: XLA fuses each half of them apart, in fewer kernels."""
     node, query = jnp.zeros((batch,), jnp.int32), _scale(top[:batch], root(tree))

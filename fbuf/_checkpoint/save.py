@@ -28,9 +28,7 @@ from fbuf.sharded import Sharded, ShardedState
 from fbuf.sharded import _checks as sharded_checks
 
 Progress = Callable[[int, int], None]
-_USAGE = {
-    "Replay": "replay.save(path)",
-}
+_USAGE = {"Replay": "replay.save(path)"}
 """The right call, by the class of objects that contain a buffer."""
 _OF_SHARD = re.compile(r"(buffers/\d+/)?shards/")
 

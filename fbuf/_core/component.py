@@ -178,10 +178,7 @@ def state(cls: Any) -> Any:
     STATES.add(made)
     _register_state(made)
     export.register_pytree_node_serialization(
-        made,
-        serialized_name=_qualified(made),
-        serialize_auxdata=lambda aux: b"",
-        deserialize_auxdata=lambda data: (),
+        made, serialized_name=_qualified(made), serialize_auxdata=lambda aux: b"", deserialize_auxdata=lambda data: ()
     )
     return made
 

@@ -30,10 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of games, network, policy and draws (default: 0)")
     parser.add_argument(
-        "--storage",
-        choices=STORAGES,
-        default="compressed",
-        help="where the frames are stored (default: %(default)s)",
+        "--storage", choices=STORAGES, default="compressed", help="where the frames are stored (default: %(default)s)"
     )
     parser.add_argument("--compare", action="store_true", help="then compare all storages on the newest of these rows")
     parser.add_argument("--out", type=Path, default=Path("fbuf-demo.png"), help="the picture (default: %(default)s)")

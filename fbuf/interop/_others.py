@@ -14,15 +14,7 @@ from fbuf._core.arguments import is_int
 from fbuf._rows.columns import Column, Fields, array_column, choose_leaves, columns_of, flag, renamed
 from fbuf.datasets._arrays.episodes import NEXT
 from fbuf.interop import _npz
-from fbuf.interop._formats import (
-    NAMES,
-    check_ends,
-    chosen_steps,
-    flags,
-    is_taken,
-    known_steps,
-    squeezed,
-)
+from fbuf.interop._formats import NAMES, check_ends, chosen_steps, flags, is_taken, known_steps, squeezed
 from fbuf.interop._source import Source
 
 Ends = Literal["terminated", "trajectory"]

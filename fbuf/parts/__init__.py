@@ -8,16 +8,8 @@ class hashable, comparable and static in `jit`; `state` makes a class of arrays 
 
 from fbuf._core.component import component, state
 from fbuf._core.slots import Geometry, Placement, Ring
-from fbuf._interfaces.sampler import (
-    AnchorChange,
-    AnchorSet,
-    Draw,
-    Sampler,
-)
-from fbuf._interfaces.storage import (
-    Read,
-    Storage,
-)
+from fbuf._interfaces.sampler import AnchorChange, AnchorSet, Draw, Sampler
+from fbuf._interfaces.storage import Read, Storage
 from fbuf._interfaces.transform import Context, StatefulTransform, Transform
 from fbuf._interfaces.view import AnchorRule, View, Window
 from fbuf._interfaces.writer import Scattering, Streaming

@@ -48,13 +48,7 @@ def counts(share: _Array, batch_size: int, uniform: float) -> _Array:
 
 
 def weigh(
-    facts: Sequence[Facts],
-    used: _Array,
-    shard: _Array,
-    chance: _Array,
-    mask: _Array,
-    beta: float | None,
-    sampler: Any,
+    facts: Sequence[Facts], used: _Array, shard: _Array, chance: _Array, mask: _Array, beta: float | None, sampler: Any
 ) -> tuple[_Array, _Array]:
     """Return probabilities and weights float32[B] of rows drawn from several shards.
 

@@ -7,11 +7,4 @@ from fbuf.samplers._ranked import Ranked
 from fbuf.samplers._staleness import Staleness
 from fbuf.samplers._uniform import Uniform
 
-__all__ = [
-    "Consume",
-    "Epoch",
-    "Prioritized",
-    "Ranked",
-    "Staleness",
-    "Uniform",
-]
+__all__ = ["Consume", "Epoch", "Prioritized", "Ranked", "Staleness", "Uniform"]

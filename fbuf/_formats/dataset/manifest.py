@@ -92,12 +92,7 @@ class Manifest:
 
 
 def finish(
-    path: Path,
-    used: Sequence[SegmentRows],
-    meta: dict[str, Any] | None = None,
-    *,
-    sync: bool = True,
-    disk: Disk = DISK,
+    path: Path, used: Sequence[SegmentRows], meta: dict[str, Any] | None = None, *, sync: bool = True, disk: Disk = DISK
 ) -> Manifest:
     """Write which segments make up the data set, in order; may be called again with others.
 
