@@ -46,9 +46,8 @@ def save(path: Any, replay: ReplayMetadata, keep: int, extra: Any, wait: bool, s
         "unlimited": replay.unlimited,
         "limit": _limit_json(replay.limit, replay.pace),
     }
-    return start_save(
-        "Replay.save", path, replay.buffer, replay.state, (arrays, note), keep, extra, wait, sync, progress
-    )
+    settings = {"keep": keep, "sync": sync, "progress": progress}
+    return start_save("Replay.save", path, replay.buffer, replay.state, (arrays, note), extra, wait, **settings)
 
 
 def load(

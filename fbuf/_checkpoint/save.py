@@ -88,7 +88,7 @@ def save(
       >>> same == buffer, extra, again.sampler.tree.shape == state.sampler.tree.shape
       (True, {'step': 7}, True)
     """
-    return start_save("fbuf.save", path, buffer, state, None, keep, extra, wait, sync, progress)
+    return start_save("fbuf.save", path, buffer, state, None, extra, wait, keep=keep, sync=sync, progress=progress)
 
 
 def start_save(
@@ -96,14 +96,12 @@ def start_save(
     path: Any,
     buffer: Any,
     state: Any,
-    replay: tuple[dict[str, Any], Any] | None,
-    keep: int,
+    replay: tuple[Any, Any] | None,
     extra: Any,
     wait: bool,
-    sync: bool,
-    progress: Any,
+    **settings: Any,
 ) -> Saving:
-    """Save as `save` does, with arrays and a note of the caller's."""
+    """Save as `save` does, with arrays and a note of the caller's; `settings` are keep, sync and progress."""
     folder = checked_path(call, path)
     check_state(call, buffer, state)
     with async_save.exclusive_save(folder):
@@ -112,25 +110,18 @@ def start_save(
         replay_arrays, meta["replay"] = ({}, None) if replay is None else replay
         arrays |= extra_arrays | replay_arrays
         if processes.spans_processes(mixture.mesh_of(buffer)):
-            return _save_jointly(call, folder, arrays, meta, keep, wait, sync, progress)
+            return _save_jointly(call, folder, arrays, meta, wait, settings)
         if not wait:  # host stores' own arrays stay valid when the state is donated; those of custom storages may not
             custom_rows = _custom_row_prefixes(buffer)
             arrays = checkpoint.snapshot(
                 folder, arrays, lambda name, source: isinstance(source, DeviceLeaf) or name.startswith(custom_rows)
             )
-        work = functools.partial(checkpoint.write, folder, arrays, meta, keep=keep, sync=sync, progress=progress)
+        work = functools.partial(checkpoint.write, folder, arrays, meta, **settings)
         return Saving(folder, work, wait=wait)
 
 
 def _save_jointly(
-    call: str,
-    folder: str,
-    arrays: dict[str, Any],
-    meta: dict[str, Any],
-    keep: int,
-    wait: bool,
-    sync: bool,
-    progress: Any,
+    call: str, folder: str, arrays: dict[str, Any], meta: dict[str, Any], wait: bool, settings: dict[str, Any]
 ) -> Saving:
     """Save the shards of this process, and those of all others."""
     if not wait:
@@ -141,17 +132,7 @@ def _save_jointly(
     group = processes.Processes(call)
     if group.index:  # the first process saves what all have
         arrays = {name: source for name, source in arrays.items() if _OF_SHARD.match(name)}
-    work = functools.partial(
-        checkpoint.write_jointly,
-        folder,
-        arrays,
-        meta,
-        group,
-        sharded.join_meta,
-        keep=keep,
-        sync=sync,
-        progress=progress,
-    )
+    work = functools.partial(checkpoint.write_jointly, folder, arrays, meta, group, sharded.join_meta, **settings)
     return Saving(folder, work, wait=True)
 
 
