@@ -20,9 +20,7 @@ from fbuf.views import Transition
 
 __all__ = ["Recorder", "spec", "view"]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without the imports
+__dir__ = __all__.copy  # without the imports
 
 
 def spec(envs: Any) -> dict[str, PyTree]:

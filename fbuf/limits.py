@@ -28,10 +28,7 @@ from fbuf._core.component import component, state
 
 __all__ = ["Limit", "at_most", "min_size", "queue", "samples_per_insert"]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without the imports
-
+__dir__ = __all__.copy  # without the imports
 
 _MOST = 2**31 - 1
 

@@ -37,9 +37,7 @@ except ImportError as error:
 
 __all__ = ["ReplayHandler", "RestoreArgs", "SaveArgs"]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without the imports
+__dir__ = __all__.copy  # without the imports
 
 
 class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]

@@ -16,9 +16,7 @@ from fbuf._core.pytree import tree_bytes
 
 __all__ = ["assert_inplace", "measure"]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without imported names
+__dir__ = __all__.copy  # without the imports
 
 
 class Memory(NamedTuple):

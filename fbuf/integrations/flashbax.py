@@ -41,10 +41,7 @@ __all__ = [
     "make_trajectory_queue",
 ]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without the imports
-
+__dir__ = __all__.copy  # without the imports
 
 _DEVICE = Device()
 _Part = Callable[[Any], Any]

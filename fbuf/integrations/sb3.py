@@ -33,10 +33,7 @@ __all__ = [
     "CompressedReplayBuffer",
 ]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without the imports
-
+__dir__ = __all__.copy  # without the imports
 
 _MIN_BYTES = 1024
 _new: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()

@@ -39,10 +39,7 @@ from fbuf._host.types import Array
 
 __all__ = ["CompressedStorage"]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without the imports
-
+__dir__ = __all__.copy  # without the imports
 
 _BLOCK = 512  # rows that are read or written at once
 _FOLDER = "compressed"  # of a dump

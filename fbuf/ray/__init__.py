@@ -22,6 +22,4 @@ from fbuf.ray._service import RayReplay
 
 __all__ = ["Client", "RayReplay"]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without imported names
+__dir__ = __all__.copy  # without the imports

@@ -22,6 +22,4 @@ from fbuf.sharded._state import ShardedState
 
 __all__ = ["Sharded", "ShardedState"]
 
-
-def __dir__() -> list[str]:
-    return __all__  # without imported names
+__dir__ = __all__.copy  # without the imports
