@@ -144,10 +144,9 @@ def _drop_first(bits: Array) -> Array:
 
 def _find(table: Table, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
     """Return the slot and the place of each block among the slots with its fingerprint, int32[A] twice; 0 if unknown."""
-    found: tuple[Array, Array] = control_flow.platform_dependent(
+    return control_flow.platform_dependent(
         table.names, table.words, blocks, matches, bucket, gpu=_find_at_once, default=_find_one_by_one
     )
-    return found
 
 
 def _find_one_by_one(names: Array, words: Array, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
@@ -417,8 +416,7 @@ def _free_slots(table: Table, prints: Array, bucket: Array, missing: Array) -> A
 
 def _rows(array: Array, bucket: Array) -> Array:
     """Return the slots [A, 2, 32] of buckets int32[A, 2]."""
-    found: Array = control_flow.platform_dependent(array, bucket, cpu=_lines, gpu=_lines, default=_elements)
-    return found
+    return control_flow.platform_dependent(array, bucket, cpu=_lines, gpu=_lines, default=_elements)
 
 
 def _lines(array: Array, bucket: Array) -> Array:

@@ -160,7 +160,7 @@ def set_all(
         leaves = tuple(jnp.concatenate([leaf, leaf]) for leaf in leaves)
     few, many = (_first_dense(capacity, max(index.shape[0], nodes)) for nodes in (0, _SWEPT))
     by_loop, by_level = (partial(f, capacity=capacity, reduce=tuple(reduce)) for f in (_set_by_loop, _set_by_level))
-    written: Trees = control_flow.platform_dependent(
+    return control_flow.platform_dependent(
         trees,
         index,
         leaves,
@@ -168,7 +168,6 @@ def set_all(
         gpu=partial(by_level, first=many, read=_sibling_windows, distinct=distinct),
         default=partial(by_level, first=few, read=_sibling_elements, distinct=distinct),
     )
-    return written
 
 
 def _sweep(trees: Trees, capacity: int, first: int, reduce: tuple[Reduce, ...]) -> Trees:
@@ -364,8 +363,7 @@ def keep_last(index: Array, below: int | None = None) -> Array:
     by_sort = partial(_keep_last_by_sort, below=below)
     if batch > _COMPARED:
         return by_sort(index)
-    last: Array = control_flow.platform_dependent(index, cpu=by_sort, default=_keep_last_by_comparison)
-    return last
+    return control_flow.platform_dependent(index, cpu=by_sort, default=_keep_last_by_comparison)
 
 
 def _keep_last_by_comparison(index: Array) -> Array:
@@ -417,7 +415,7 @@ def descend(tree: Array, top: Array, bottom: Array, batch_size: int, capacity: i
     """Return the index and the leaf of the first B queries of `uniforms`, as `draw` does."""
     tree = lax.stop_gradient(tree)
     by_loop, by_level = (partial(f, batch=batch_size, capacity=capacity) for f in (_descend_by_loop, _descend_by_level))
-    drawn: tuple[Array, Array] = control_flow.platform_dependent(
+    return control_flow.platform_dependent(
         tree,
         top,
         bottom,
@@ -425,7 +423,6 @@ def descend(tree: Array, top: Array, bottom: Array, batch_size: int, capacity: i
         gpu=partial(by_level, read=_sibling_windows, in_halves=True),
         default=partial(by_level, read=_sibling_elements),
     )
-    return drawn
 
 
 def uniforms(key: Array, batch_size: int, number: int | None = None, *, stratified: bool) -> tuple[Array, Array]:

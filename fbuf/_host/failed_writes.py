@@ -48,8 +48,7 @@ class FailedWrite(NamedTuple):
 
 def write_of(error: BaseException) -> FailedWrite | None:
     """Return the write that an error of `raise_failed` is about; None for other errors."""
-    write: FailedWrite | None = getattr(error, "write", None)
-    return write
+    return getattr(error, "write", None)
 
 
 def record(id: int, error: Exception, rows: int) -> None:

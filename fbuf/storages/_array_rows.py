@@ -37,8 +37,7 @@ def in_numpy(array: jax.Array) -> np.ndarray[Any, Any]:
 
 def take(array: np.ndarray[Any, Any], slot: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the rows `[..., *item]` of an array `[C, *item]` in slots int64[...], modulo C."""
-    rows: np.ndarray[Any, Any] = array.take(slot, 0, None, "wrap")
-    return rows
+    return array.take(slot, 0, None, "wrap")
 
 
 def default_platform() -> str:

@@ -26,8 +26,7 @@ class HostRow:
 
     def read(self, rows: Any, slot: np.ndarray) -> list[np.ndarray] | None:
         """Return the leaves of the rows in slots int64[B] of `rows`, a `HeldRows`; None if it cannot read them."""
-        leaves: list[np.ndarray] | None = rows.read([(self._numbers, rows.at(slot))])
-        return leaves
+        return rows.read([(self._numbers, rows.at(slot))])
 
 
 @component
