@@ -211,17 +211,9 @@ def _fetch(
 
 
 def _update_rows(
-    columns: tuple[int, ...],
-    context: Any,
-    out: Any,
-    id: Any,
-    token: Any,
-    after: Any,
-    tickets: Any,
-    keep: Any,
-    *fields: Any,
+    columns: tuple[int, ...], context: Any, out: Any, id: Any, token: Any, after: Any, *operands: Any
 ) -> None:
-    number = join_id(view(id))
+    number, (tickets, keep, *fields) = join_id(view(id)), operands
     store = cast(Store, find(number))  # no other changes rows
     values = {c: _typed(store, c, view(f)) for c, f in zip(columns, fields, strict=True)}
     new, error = store.try_update_rows(_tickets(view(tickets)), view(keep), values)
@@ -406,14 +398,12 @@ def write_priorities(id: Array, token: Array, version: Array, slot: Array, leaf:
     of equal ones wins.
     """
     operands = guard(id, token, version, slot, lax.stop_gradient(leaf), what="priorities")
-    made: Array = call(_write_leaves, _VERSION, operands, effect=True)
-    return made
+    return call(_write_leaves, _VERSION, operands, effect=True)
 
 
 def clear_priorities(id: Array, version: Array) -> Array:
     """Return the version uint32[2] with all leaves 0."""
-    made: Array = call(_clear_leaves, _VERSION, guard(id, version, what="priorities"), effect=True)
-    return made
+    return call(_clear_leaves, _VERSION, guard(id, version, what="priorities"), effect=True)
 
 
 def draw_priorities(id: Array, version: Array, top: Array, bottom: Array) -> tuple[Array, Array, Array, Array]:
@@ -430,5 +420,4 @@ def draw_priorities(id: Array, version: Array, top: Array, bottom: Array) -> tup
 def read_priorities(id: Array, version: Array, slot: Array) -> Array:
     """Return the leaves float32[...] of a version in slots int32[...], each in [0, C)."""
     id, version = guard(id, version, what="priorities")
-    leaves: Array = call(_read_leaves, jax.ShapeDtypeStruct(slot.shape, jnp.float32), (id, version, slot), effect=False)
-    return leaves
+    return call(_read_leaves, jax.ShapeDtypeStruct(slot.shape, jnp.float32), (id, version, slot), effect=False)

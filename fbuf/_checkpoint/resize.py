@@ -185,15 +185,7 @@ def move_rows(call: str, reader: Buffer, target: Buffer, moves: Sequence[tuple[B
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _copy_rows(
-    reader: Buffer,
-    target: Buffer,
-    rows: Any,
-    source: Any,
-    old: Any,
-    new: Any,
-    keep: Any,
-    more: dict[str, Any],
-    flags: Any,
+    reader: Buffer, target: Buffer, rows: Any, source: Any, old: Any, new: Any, keep: Any, more: Any, flags: Any
 ) -> tuple[Any, jax.Array]:
     """Copy rows from slots int32[N, E] `old` to `new`; also return how many were missing or did not fit."""
     names = [name for name in reader.storage.spec(source)[0] if name not in more]

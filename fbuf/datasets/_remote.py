@@ -35,6 +35,8 @@ class SpaceError(OSError):
     """The disk has too little room for the data set. Nothing was downloaded."""
 
 
+Report = Callable[[int], None]
+"""Called with the bytes that were read since the last call; negative if a file is fetched again."""
 BUCKET = "https://storage.googleapis.com/atari-replay-datasets"
 LISTING = "https://storage.googleapis.com/storage/v1/b/atari-replay-datasets/o"
 WAITS = (1.0, 5.0, 20.0)
@@ -116,7 +118,7 @@ def list_files(address: str, folder: str) -> list[File]:
     ]
 
 
-def fetch(file: File, path: Path, report: Callable[[int], None]) -> None:
+def fetch(file: File, path: Path, report: Report) -> None:
     """Download a file to `path`. A truncated or damaged download is repeated, up to three times.
 
     Args:
@@ -145,7 +147,7 @@ def _retry(attempt: Callable[[], Any]) -> Any:
     return attempt()
 
 
-def _download(file: File, path: Path, report: Callable[[int], None]) -> None:
+def _download(file: File, path: Path, report: Report) -> None:
     """Download a file once. Raises FileCorrupted: it is not what was listed."""
     system, name = _filesystem(file.url)
     options = _STORED if _is_web(file.url) else {}
@@ -254,11 +256,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npy(
-    path: Path,
-    dtypes: Sequence[str],
-    shape: tuple[int | None, ...],
-    rows: int,
-    report: Callable[[int], None] | None = None,
+    path: Path, dtypes: Sequence[str], shape: tuple[int | None, ...], rows: int, report: Report | None = None
 ) -> Generator[Array, None, None]:
     """Yield an array in blocks of its first axis; an empty array, or one without axes, as one block.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
 from fbuf._core.pytree import nested
 from fbuf._rows.columns import check_name
-from fbuf._rows.row_reader import Exported, Plan, Reader, plan_steps
+from fbuf._rows.row_reader import Exported, Plan, Reader, Roles, plan_steps
 from fbuf.datasets._minari import VARIABLE, import_minari
 
 _CALL = "to_minari"
@@ -114,12 +114,7 @@ def to_minari(
 
 
 def _episode_buffers(
-    reader: Reader,
-    plan: Plan,
-    roles: Mapping[str, str | None],
-    leaves: Mapping[str, Sequence[str]],
-    spaces: Mapping[str, Any],
-    bar: Callable[[int], None],
+    reader: Reader, plan: Plan, roles: Roles, leaves: Mapping[str, Sequence[str]], spaces: Mapping[str, Any], bar: Bar
 ) -> Iterator[Any]:
     """Yield the episodes as Minari takes them."""
     from minari.data_collector import EpisodeBuffer

@@ -186,12 +186,12 @@ class Source:
             raise TypeError(f"{call}: metadata is not JSON ({error}); expected text, numbers and lists.") from None
         check_free(call, path, unfinished=not self.forward and self.tables is None)
         plain = self.plain and self.lanes is None
-        settings = Settings(self.episode_end, codec, segment_rows, check, about, workers, progress, plain)
+        settings = Settings(self.episode_end, codec, segment_rows, check, about, workers, progress, plain, self.forward)
         if self.tables is not None:
             write_tables(call, self._tables(), path, settings)
         else:
             columns, rows = self.stream()
-            write_columns(call, columns, rows, path, settings, forward=self.forward)
+            write_columns(call, columns, rows, path, settings)
         return opened(path, view, sampler)
 
     def taken(self, exact: tuple[str, ...] = ()) -> tuple[dict[str, Column], int]:

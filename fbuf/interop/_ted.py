@@ -22,7 +22,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
-from fbuf._rows.row_reader import Exported, Plan, Reader, plan_steps
+from fbuf._rows.row_reader import Exported, Plan, Reader, Roles, plan_steps
 from fbuf.interop import _export
 from fbuf.interop._export import FORMAT, VERSION
 
@@ -108,11 +108,7 @@ _Column = tuple[str, tuple[int, ...], "np.dtype[Any]", Iterator[np.ndarray]]
 
 
 def _columns(
-    reader: Reader,
-    plan: Plan,
-    roles: Mapping[str, str | None],
-    leaves: Mapping[str, list[str]],
-    names: Mapping[str, str | None] | None,
+    reader: Reader, plan: Plan, roles: Roles, leaves: Mapping[str, list[str]], names: Roles | None
 ) -> Iterator[_Column]:
     """Yield the name, shape, dtype and blocks of each column."""
     rows = int(plan.keep.sum())

@@ -225,13 +225,7 @@ def _lane_length(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ..
 
 
 def _counts(
-    storage: Path,
-    batch: tuple[int, ...],
-    room: int,
-    lanes: int | None,
-    rows: int | None,
-    stated: int | None,
-    count: Any,
+    folder: Path, batch: tuple[int, ...], room: int, lanes: int | None, rows: int | None, stated: int | None, count: Any
 ) -> tuple[int | None, int]:
     """Lanes, and rows of each.
 
@@ -240,20 +234,20 @@ def _counts(
     """
     side = math.prod(batch[1:])
     if rows is None and stated is None:
-        raise ValueError(f"{_CALL}: {storage} does not state its number of rows; expected rows=. Pass rows=len(rb).")
+        raise ValueError(f"{_CALL}: {folder} does not state its number of rows; expected rows=. Pass rows=len(rb).")
     if lanes is None and len(batch) > 1 and side > 1:
         whole = min(count, room) if isinstance(count, int) and count > 0 else None
         if stated is not None and whole is not None and stated == whole * side:
             lanes = side
         elif stated is None or stated != whole:
             raise ValueError(
-                f"{_CALL}: rows in {storage} have shape {list(batch)}, and {stated} are written: that may be {side} lanes, "
+                f"{_CALL}: rows in {folder} have shape {list(batch)}, and {stated} are written: that may be {side} lanes, "
                 f"or rows that are windows of {side} steps. Pass lanes={side}, or rows= for windows."
             )
     steps = rows if rows is not None else (stated or 0) // (lanes or 1)
     if (rows is None and (stated or 0) % (lanes or 1)) or not 0 <= steps <= room:
         number = stated if rows is None else rows
-        raise ValueError(f"{_CALL}: {storage} states {number} rows; expected {lanes or 1} lanes of at most {room}.")
+        raise ValueError(f"{_CALL}: {folder} states {number} rows; expected {lanes or 1} lanes of at most {room}.")
     return lanes, steps
 
 

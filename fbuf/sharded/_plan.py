@@ -11,19 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fbuf._buffer import init
 from fbuf._buffer import plan as of_buffer
 from fbuf._buffer import state as state_ops
-from fbuf._core.pytree import PyTree
 from fbuf.sharded import _checks
 from fbuf.sharded._state import block_of
 
 
 def plan(
-    sharded: Any,
-    example: PyTree,
-    *,
-    batch_size: int | None = None,
-    num_rows: int = 1,
-    rows: Any = None,
-    **settings: Any,
+    sharded: Any, example: Any, *, batch_size: int | None = None, num_rows: int = 1, rows: Any = None, **settings: Any
 ) -> of_buffer.Plan:
     """Return the plan of one shard, with the peak of a `sample` that moves rows."""
     shards, shard = sharded.shards, sharded.shard

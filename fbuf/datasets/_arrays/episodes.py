@@ -22,6 +22,8 @@ from fbuf._rows.columns import Block, empty
 from fbuf.views import Row, Transition
 
 _LARGE = 1024  # bytes a row
+Leaves = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shapes and dtypes by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +96,7 @@ class Ends:
         return [name for name in dict.fromkeys(("terminated", "truncated", *self.extra)) if name in names]
 
 
-def ends_of(
-    call: str,
-    leaves: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
-    extra: Sequence[str] | None,
-    lanes: int | None = None,
-) -> Ends:
+def ends_of(call: str, leaves: Leaves, extra: Sequence[str] | None, lanes: int | None = None) -> Ends:
     """Return how ends are found in rows of these leaves.
 
     Args:

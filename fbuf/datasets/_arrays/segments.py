@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fbuf._concurrency.parallel import run_parallel
+from fbuf._concurrency.parallel import Advance, run_parallel
 from fbuf._core.arguments import is_int
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats import dataset
@@ -24,7 +24,6 @@ from fbuf._rows.columns import Block
 from fbuf.datasets._lock import NAME as LOCK
 from fbuf.datasets._lock import exclusive
 
-Step = Callable[[int], None]
 _SEGMENT_BYTES = 512 * 2**20  # before compression
 _MOST_ROWS = 1_000_000
 
@@ -104,7 +103,7 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
         done = _committed(call, path, work)
         bar(sum(work.rows[number] for number in done))
 
-        def one(number: int, step: Step) -> None:
+        def one(number: int, step: Advance) -> None:
             _write_segment(path, number, work.schema, work.blocks(number), lambda: work.mark(number), step)
 
         run_parallel([number for number in range(len(work.rows)) if number not in done], one, bar, workers)
@@ -134,7 +133,7 @@ def write_stream(
 
 
 def _write_segment(
-    path: Path, number: int, schema: dataset.Schema, blocks: Iterable[Block], mark: Callable[[], str], step: Step
+    path: Path, number: int, schema: dataset.Schema, blocks: Iterable[Block], mark: Callable[[], str], step: Advance
 ) -> int:
     rows = 0
     with dataset.SegmentWriter(path, number, schema) as writer:

@@ -31,7 +31,6 @@ from fbuf.datasets import _open
 from fbuf.datasets._arrays import episodes
 from fbuf.datasets._arrays.segments import Work, rows_per_segment, write, write_stream
 
-Leaves = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype by name."""
 
 
@@ -54,6 +53,7 @@ class Settings:
     workers: int = 0
     progress: Progress = None
     plain: bool = False
+    forward: bool = False  # columns are read from front to back only, so that nothing is resumed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Plan:
       schema: Of the rows as they are stored.
     """
 
-    leaves: Leaves
+    leaves: episodes.Leaves
     ends: episodes.Ends | None
     schema: dataset.Schema
 
@@ -113,29 +113,17 @@ def plan_rows(call: str, columns: Mapping[str, _columns.Column], settings: Setti
     return Plan(here, ends, schema)
 
 
-def leaves_of(columns: Mapping[str, _columns.Column]) -> Leaves:
+def leaves_of(columns: Mapping[str, _columns.Column]) -> episodes.Leaves:
     """Return shapes and dtypes."""
     return {name: (column.shape, column.dtype) for name, column in columns.items()}
 
 
-def write_columns(
-    call: str,
-    columns: Mapping[str, _columns.Column],
-    rows: int,
-    path: Path,
-    settings: Settings,
-    *,
-    forward: bool = False,
-) -> None:
-    """Write a data set from columns, by their names here.
-
-    Args:
-      forward: Columns are read from front to back only, so nothing is resumed.
-    """
+def write_columns(call: str, columns: Mapping[str, _columns.Column], rows: int, path: Path, settings: Settings) -> None:
+    """Write a data set from columns, by their names here."""
     if not rows:
         raise ValueError(f"{call}: there are no rows; expected one at least.")
     plan = plan_rows(call, columns, settings)
-    if forward:
+    if settings.forward:
         return _write_stream(call, path, plan, _columns.blocks(call, columns, 0, rows, plan.block), settings)
     _check_rows(call, columns, plan, rows)
     size = rows_per_segment(call, settings.segment_rows, plan.schema)

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -26,11 +26,9 @@ import numpy as np
 
 from fbuf._formats import dataset
 from fbuf.datasets._atari.segment import INVALID_RANGE, KINDS, convert
-from fbuf.datasets._remote import File, FileCorrupted, fetch, is_local, read_npy
+from fbuf.datasets._remote import File, FileCorrupted, Report, fetch, is_local, read_npy
 
 Array = np.ndarray[Any, Any]
-Report = Callable[[int], None]
-"""Called with the bytes that were read since the last call; negative if a file is fetched again."""
 
 DOWNLOADS = "arrivals"
 """The folder of downloaded files, until they are converted."""
