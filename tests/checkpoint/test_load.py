@@ -1,6 +1,7 @@
 """`fbuf.load` into other buffers: what may differ, what is refused, and another capacity."""
 
 import dataclasses
+import json
 import threading
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf._buffer.convert import may_have_lost_rows
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import Folder
 from fbuf.samplers import Prioritized
@@ -73,6 +75,21 @@ def test_rows_in_files_go_to_the_path_of_the_buffer_and_failed_loads_leave_none(
     want = jax.device_get(loaded.rows(again).data)
     del again
     same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data), want)
+
+
+def test_damage_in_what_a_load_does_not_read_leaves_no_files(tmp_path):
+    buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")), prefetch=1, batch_size=4)
+    state, _ = buffer.sample(numbered(buffer, buffer.init({"t": 0.0}), 0, 15), jax.random.key(0))
+    fbuf.save(tmp_path / "saved", buffer, state)
+    (file,) = (tmp_path / "saved").glob("data-*")
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    (at,) = (e["data_offsets"][0] for n, e in json.loads(data[8:start]).items() if "ahead/batch/index/slot" in n)
+    data[start + at] ^= 1
+    file.write_bytes(data)
+    other = dataclasses.replace(elsewhere(buffer, tmp_path / "others"), prefetch=0, batch_size=None)
+    raises(fbuf.StoreCorrupted, "damaged", fbuf.load, tmp_path / "saved", other)
+    assert not (tmp_path / "others").exists()
 
 
 def test_of_two_loads_into_one_path_one_succeeds(tmp_path, monkeypatch):
@@ -147,10 +164,19 @@ def test_earlier_indices_are_stale(capacity, tmp_path):
     fbuf.save(tmp_path / "saved", buffer, state)
     loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
     assert loaded == dataclasses.replace(buffer, capacity=capacity)
+    assert may_have_lost_rows(loaded, again).all()  # row 15 is not taken for the first ever
     for i in range(4):
         assert not np.asarray(loaded.get(again, index).mask).any()
         again = loaded.extend(again, {"t": jnp.arange(10 * i, 10 * i + 10)})
     assert np.asarray(loaded.rows(again, last=5).data["t"]).tolist() == [35, 36, 37, 38, 39]
+
+
+def test_rows_that_had_expired_when_they_were_saved_are_an_error(tmp_path):
+    buffer = fbuf.Buffer(8, storage=fbuf.storages.Host(slack=0, on_expired="mask"))
+    old = numbered(buffer, buffer.init({"t": 0.0}), 0, 8)
+    numbered(buffer, old, 8, 3)
+    fbuf.save(tmp_path / "saved", buffer, old)
+    raises(fbuf.SchemaError, "3 rows do not fit .*, or had expired", fbuf.load, tmp_path / "saved", resize=16)
 
 
 @pytest.mark.more

@@ -25,6 +25,7 @@ def test_each_task_runs_once_and_reports_alone(workers):
     def advance(amount):
         nonlocal total, inside
         inside += 1
+        time.sleep(0)  # lets another thread run
         assert inside == 1
         total += amount
         inside -= 1

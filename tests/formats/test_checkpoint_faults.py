@@ -234,6 +234,11 @@ def test_the_manifest_is_renamed_after_everything_else_is_synced(tmp_path):
         before = done[:at] if k == 2 else done[1:at]  # the first save syncs the parent folder, too
         assert sorted(before) == ["c", f"data-{number}.safetensors", f"manifest-{number}.json.new"]
         assert done[at + 1 :] == ["c"]
+    save(str(tmp_path / "c"), 3, sync=False)
+    done.clear()
+    save(str(tmp_path / "c"), 3, Watched())  # of nothing new: it names the file that was not synced
+    names = ["c", "data-000000000003.safetensors", "manifest-000000000004.json.new"]
+    assert sorted(done[: done.index("rename")]) == names
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "failed"), Killed()])

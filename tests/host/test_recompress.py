@@ -53,6 +53,16 @@ def test_recompression_shrinks_a_game_and_keeps_its_rows():
     assert store.stats()["dictionaries"] == 1
 
 
+def test_a_dictionary_that_saves_less_than_it_takes_is_not_chosen():
+    store, rows = make(dictionary=16), np.random.default_rng(0).integers(0, 9, (512, 24, 24), np.uint8)
+    rows[::8, :4] = rows[0, :4]  # 96 bytes that all chunks share
+    write(store, rows)
+    part = store._parts[0]
+    job = part.next_job(store._count, 1)
+    part.packer.pack(job, part.read_job(job, part.packer.wanted(job)))
+    assert job.chosen and job.new is None
+
+
 def test_writes_keep_a_dictionary_that_chunks_need():
     store, rows = make(), frames(4096)
     part = store._parts[0]

@@ -192,6 +192,20 @@ def test_an_interrupt_leaves_nothing_behind(asleep):
         pass
 
 
+def test_an_interrupt_of_a_call_that_was_just_granted_the_lock_releases_it(monkeypatch):
+    lock, grant = FairLock(), FairLock._granted
+
+    def interrupted(lock, waiter, depth):
+        assert grant(lock, waiter, depth)
+        raise KeyboardInterrupt
+
+    lock.enter()
+    monkeypatch.setattr(FairLock, "_granted", interrupted)
+    waiter = fair_lock._Waiter(0, WakeUp(), asleep=False)
+    raises(KeyboardInterrupt, None, lambda: lock._queue(waiter, 1, None))
+    assert lock.is_free()
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_an_interrupt_at_any_moment_releases_the_lock(changes):
     """Python looks for signals where a function begins and after calls: each of these is tried."""

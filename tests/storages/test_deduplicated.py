@@ -58,6 +58,16 @@ def test_changes_that_find_no_room_are_counted() -> None:
     np.testing.assert_array_equal(buffer.rows(state, last=3).data["obs"], rows["obs"][:3])
 
 
+def test_a_block_that_was_dropped_does_not_keep_its_place_where_another_may_take_it() -> None:
+    blocks = np.random.default_rng(0).integers(0, 256, (70, 4, 4), np.uint8)
+    buffer = fbuf.Buffer(2, lanes=2, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=64))
+    state, extend = buffer.init({"obs": blocks[0]}), jax.jit(buffer.extend)
+    for first in range(0, 68):  # lane 0 keeps its block; those of lane 1 go round the table
+        rows = blocks[None, [0, first + 1]]
+        state = extend(state, {"obs": rows})
+        np.testing.assert_array_equal(buffer.rows(state).data["obs"], rows)
+
+
 PICTURE = {"obs": np.zeros((84, 84), np.uint8), "small": np.zeros((3,), np.uint8)}
 INVALID = """
 init(keys="obs") => TypeError keys is 'obs'; | Write keys=('obs',)
