@@ -7,8 +7,8 @@ opens and closes within a block (`row_block.longest`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ class HostAnchors:
         # Flags that a row has because of those of the row before.
         self._follows = [_following(before, rule.reset_rows) for before in range(256)]
         self._known: tuple[Any, int] = None, 0
-        self._each = [[self._each_alike(opens, closes) for closes in (0, 1)] for opens in (0, 1)]
+        self._none = [0] * self._lanes
         self._decided: dict[Any, tuple[Any, tuple[int, ...]]] = {}  # what the view's `opened` returns, by its arguments
 
     def follow(self, state: BufferState, arrays: HeldArrays, rings: Rings, block: RowBlock | None) -> int:
@@ -73,86 +73,100 @@ class HostAnchors:
         self._memory: list[Any] = [
             self._view.memory(tail[:, lane].tolist(), undecided[lane], step[lane]) for lane in lanes
         ]
-        self._opened = np.zeros((self._lanes, most + len(tail)), np.int64)  # slots, by lane
+        self._opened = np.zeros(((most + len(tail)) * self._lanes), np.int64)  # slots, one of each lane after another
         self._more = [0] * self._lanes  # how many
         self.flags = np.zeros(most if self._plain else (most, self._lanes), np.uint8)  # of the rows of the block
         self._by_step = self.flags.reshape(-1, self._lanes)
-        self._closing: list[list[int]] = []
+        self._closes: Any = None  # what `_closed_by` returns
         self._bounds: np.ndarray[Any, Any] | None = None
         self._seen, self.total = 0, sum(self._left)
 
     def _add(self, held: np.ndarray[Any, Any], block: RowBlock) -> None:
         """Open and close the anchors of the rows that are new in `block`."""
-        first, last, lanes, length = self._seen, block.count, self._lanes, self._length
-        closing = self._closing = self._closing or self._closed_by(held, len(self._by_step))
-        ended = [0] * ((last - first) * lanes)
+        step, last = self._seen, block.count
+        if self._closes is None:
+            self._closes = self._closed_by(held, len(self._by_step))
+        ends = self._ends(block, step, last)
+        while step < last:
+            end, stop = ends.get(step, self._none), min((at for at in ends if at > step), default=last)
+            step += self._add_alike(step, end, stop - step) or self._add_each(step, end, held.item)
+        self._seen, self.total = last, sum(self._left) + sum(self._more)
+
+    def _ends(self, block: RowBlock, first: int, last: int) -> dict[int, list[int]]:
+        """Return the flags of the rows that end episodes: by step, of each lane."""
+        lanes, ended = self._lanes, [0] * ((last - first) * self._lanes)
         for leaf, bits in self._bits:
             column = block.columns[leaf][first:last].reshape(-1).tolist()
             if any(column):
                 ended = [flags | bits if end else flags for flags, end in zip(ended, column, strict=True)]
-        follows, memory, checks = self._follows, self._memory, self._view.checks
-        left, more, head = self._left, self._more, self._head
-        for step in range(first, last):
-            every, number = self._newest, (step - first) * lanes
-            after = [follows[b] | end for b, end in zip(every, ended[number : number + lanes], strict=True)]
-            self._newest = after
-            if any(after):
-                self._by_step[step] = after
-            keys, closed = list(zip(memory, after, every, strict=True)), closing.pop()
-            if lanes > 1 and self._add_alike(step, keys, closed):
-                continue
-            self._bounds = None
-            for number in closed:
-                lane = number % lanes
-                head[lane] += 1
-                left[lane] -= 1
-                self.changes.append(-1 - number)
-            for lane, key in enumerate(keys):
-                memory[lane], backs = self._decide(key)
-                for back in backs:
-                    if not checks or self._learns(lane, step, back, held.item):
-                        slot = (self._cursor[lane] + step - back) % length * lanes + lane
-                        self._opened[lane, more[lane]] = slot
-                        more[lane] += 1
-                        self.changes.append(slot)
-        self._seen, self.total = last, sum(left) + sum(more)
+        steps = enumerate((ended[number : number + lanes] for number in range(0, len(ended), lanes)), first)
+        return {step: flags for step, flags in steps if any(flags)} if any(ended) else {}
 
-    def _add_alike(self, step: int, keys: list[Any], closed: list[int]) -> bool:
-        """Add a row that does the same in each of several lanes, at once: it opens an anchor or none, and closes one or none.
+    def _add_alike(self, step: int, end: list[int], most: int) -> int:
+        """Add a row that opens an anchor in every lane, or none in any.
 
-        False if it does not.
+        Return the number of rows added: up to `most` where each does as the one before; 0 if lanes differ.
         """
-        lanes, length = self._lanes, self._length
-        beside = not closed or closed == list(range(closed[0], closed[0] + lanes))
-        if not beside or self._view.checks or self._rings.next_slot is None or keys.count(keys[0]) != lanes:
-            return False
-        memory, backs = self._decide(keys[0])
-        if len(backs) > 1 or self._more.count(self._more[0]) != lanes:
-            return False
-        self._memory[:] = [memory] * lanes
-        opens, closes = len(backs), len(closed) // lanes
-        if closes:
-            self._head[:] = [number + 1 for number in self._head]
-            self._left[:] = [number - 1 for number in self._left]
-            self.changes += [-1 - slot for slot in closed]
-        if opens:
-            first = (self._cursor[0] + step - backs[0]) % length * lanes
-            slots = list(range(first, first + lanes))
-            self._opened[:, self._more[0]] = slots
-            self._more[:] = [number + 1 for number in self._more]
+        lanes, memory, before = self._lanes, self._memory[0], self._newest[0]
+        if self._rings.next_slot is None or self._view.checks:
+            return 0
+        if lanes > 1 and any(x.count(x[0]) < lanes for x in (end, self._newest, self._more, self._memory)):
+            return 0
+        after = self._follows[before] | end[0]
+        following, backs = self._decide((memory, after, before))
+        if len(backs) > 1:
+            return 0
+        number = 1 if after or before or following != memory else most
+        if after:
+            self._by_step[step] = after
+        self._newest, self._memory = [after] * lanes, [following] * lanes
+        closes, opens, more = self._close(step, number), number * len(backs), self._more[0]
+        if backs:
+            first = (self._cursor[0] + step - backs[0]) * lanes
+            slots = [slot % (self._length * lanes) for slot in range(first, first + number * lanes)]
+            self._opened[more * lanes : (more + opens) * lanes] = slots
+            self._more = [more + opens] * lanes
             self.changes += slots
-        if self._bounds is not None:
-            bounds, shifts = self._each[opens][closes]
+        if closes is None:
+            self._bounds = None
+        elif self._bounds is not None:
+            bounds, shifts = _moved(lanes, opens, closes)
             self._bounds += bounds
             self._shifts += shifts
-        return True
+        return number
 
-    def _each_alike(self, opens: int, closes: int) -> Any:
-        """Return what `_add_alike` adds to `_bounds` and `_shifts`."""
-        lane, more = np.arange(self._lanes), opens - closes
-        bounds = np.stack((lane * more - closes, (lane + 1) * more), 1)
-        shifts = np.stack(((closes - lane * more) * self._lanes, closes - lane * more), 1)
-        return bounds.reshape(-1), shifts.reshape(-1)
+    def _add_each(self, step: int, end: list[int], held: Item) -> int:
+        """Add a row of each lane. Return 1, their number."""
+        before, lanes = self._newest, self._lanes
+        after = self._newest = [self._follows[b] | e for b, e in zip(before, end, strict=True)]
+        if any(after):
+            self._by_step[step] = after
+        self._close(step, 1)
+        self._bounds = None
+        for lane, key in enumerate(zip(self._memory, after, before, strict=True)):
+            self._memory[lane], backs = self._decide(key)
+            for back in backs:
+                if not self._view.checks or self._learns(lane, step, back, held):
+                    slot = (self._cursor[lane] + step - back) % self._length * lanes + lane
+                    self._opened[self._more[lane] * lanes + lane] = slot
+                    self._more[lane] += 1
+                    self.changes.append(slot)
+        return 1
+
+    def _close(self, step: int, number: int) -> int | None:
+        """Close the anchors that rows close. Return how many in each lane; None if that differs."""
+        (slots, bounds), lanes = self._closes, self._lanes
+        slots = slots[bounds[step] : bounds[step + number]]
+        self.changes += [-1 - slot for slot in slots]
+        if lanes == 1 or not slots or (len(slots) == lanes and slots[-1] - slots[0] == lanes - 1):
+            closes = len(slots) // lanes
+            self._head = [head + closes for head in self._head]
+            self._left = [left - closes for left in self._left]
+            return closes
+        for slot in slots:
+            self._head[slot % lanes] += 1
+            self._left[slot % lanes] -= 1
+        return None
 
     def _decide(self, key: tuple[Any, int, int]) -> tuple[Any, tuple[int, ...]]:
         """Return what the view's `opened` does."""
@@ -163,8 +177,8 @@ class HostAnchors:
             decided = self._decided[key] = self._view.opened(*key)
         return decided
 
-    def _closed_by(self, held: np.ndarray[Any, Any], most: int) -> list[list[int]]:
-        """Return the slots of held anchors that each of `most` rows closes, in order of their lanes; the last row first.
+    def _closed_by(self, held: np.ndarray[Any, Any], most: int) -> tuple[list[int], list[int]]:
+        """Return the slots of held anchors that `most` rows close, row by row in order of their lanes, and where each begins.
 
         A row closes the anchor that it overwrites, and those that lack earlier frames from then on.
         """
@@ -178,8 +192,7 @@ class HostAnchors:
         step, lane, slot = (np.broadcast_to(x, slot.shape)[closes] for x in (step, np.arange(lanes), slot))
         order = np.lexsort((lane, step))  # stable
         bounds = step[order].searchsorted(np.arange(most + 1)).tolist()
-        slots = slot[order].tolist()
-        return [slots[begin:end] for begin, end in pairwise(bounds)][::-1]
+        return slot[order].tolist(), bounds
 
     def _flags(self, lane: int, step: int, held: Item) -> int:
         """Return the flags of a row, counted from the first of the block."""
@@ -209,7 +222,7 @@ class HostAnchors:
             slot = queue.take(rank + self._head[0], mode="wrap").astype(np.int64)
             (new,) = (rank >= self._left[0]).nonzero()
             if new.size:
-                slot[new] = self._opened[0].take(rank.take(new) - self._left[0])
+                slot[new] = self._opened.take(rank.take(new) - self._left[0])
             return slot, new
         if self._bounds is None:
             # Of each lane what the state has, then what opened since.
@@ -223,7 +236,7 @@ class HostAnchors:
         slot = queue.take(rank * self._lanes + shifts, mode="wrap").astype(np.int64)
         (new,) = (part & 1).nonzero()
         if new.size:
-            slot[new] = self._opened[part.take(new) >> 1, rank.take(new) + shifts.take(new)]
+            slot[new] = self._opened.take((rank.take(new) + shifts.take(new)) * self._lanes + (part.take(new) >> 1))
         return slot, new
 
 
@@ -233,6 +246,15 @@ def _following(before: int, reset_rows: bool) -> int:
         return START if before & END else 0
     flags = RESET if before & (END | CUT) == END else 0
     return flags | START if before & CUT or (before & RESET and not flags) else flags
+
+
+@functools.lru_cache(maxsize=256)
+def _moved(lanes: int, opens: int, closes: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return what anchors that open and close in each of `lanes` add to `_bounds` and `_shifts`."""
+    lane, more = np.arange(lanes), opens - closes
+    bounds = np.stack((lane * more - closes, (lane + 1) * more), 1)
+    shifts = np.stack(((closes - lane * more) * lanes, closes - lane * more), 1)
+    return bounds.reshape(-1), shifts.reshape(-1)
 
 
 def _read(array: jax.Array) -> np.ndarray[Any, Any]:
