@@ -57,8 +57,14 @@ class Index:
     birth: Any = None
 
 
+_LATER = frozenset(("index", "probability", "weight", "mask"))
+
+
 class _Ragged:
-    """The `lazy` property of `Sample` and `Rows`, and advice for leaves that are asked of the batch itself."""
+    """The `lazy` property of `Sample` and `Rows`, and advice for leaves that are asked of the batch itself.
+
+    Fields that `_later`, if any, returns by name are computed when one of them is first read.
+    """
 
     data: PyTree
     ragged: Any
@@ -66,6 +72,10 @@ class _Ragged:
 
     def __getattr__(self, name: str) -> Any:
         kind, fix = type(self).__name__, ""
+        if name in _LATER and (later := self.__dict__.get("_later")) is not None:
+            for field, value in later().items():
+                self.__dict__.setdefault(field, value)  # another thread may have been first
+            return self.__dict__[name]
         if name == "lazy":  # the property raised
             if self.ragged is not None:
                 return self.ragged.open(self.data)  # for the error itself

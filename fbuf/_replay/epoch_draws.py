@@ -101,12 +101,14 @@ class EpochDraws(HostDraws):
         batch = super().draw(engine, block, key, size, numbers)
         if batch is not None:
             position, *_, number, taken, left = self._draw
-            leaves = batch[1].leaves
+            after, drawn = batch
             if number.size < size:
-                for leaf in leaves:
+                rest = drawn.rest()
+                for leaf in (*drawn.leaves, *rest):
                     leaf[number.size :] = 0
-                leaves[-5][number.size :] = self._buffer.capacity  # slots
-            leaves.append(np.array(left < self._least(size)))
+                rest[0][number.size :] = self._buffer.capacity  # slots
+                drawn = drawn._replace(rest=lambda: rest)
+            batch = after, drawn._replace(last=np.array(left < self._least(size)))
             self._position, self._waits = position._replace(taken=taken), True
         return batch
 
@@ -167,7 +169,7 @@ class EpochDraws(HostDraws):
         else:
             slot, new = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
         chance = np.float32(1) / np.float32(position.total)
-        return Drawn(slot, self._weight * chance, self._weight.copy(), new)
+        return Drawn(slot, chance, None, new)
 
     def _find(self, engine: Any, block: RowBlock | None, size: int) -> _Draw:
         """Find the anchors to draw from a state and collected rows."""

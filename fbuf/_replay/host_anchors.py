@@ -99,8 +99,10 @@ class HostAnchors:
             column = block.columns[leaf][first:last].reshape(-1).tolist()
             if any(column):
                 ended = [flags | bits if end else flags for flags, end in zip(ended, column, strict=True)]
+        if not any(ended):
+            return {}
         steps = enumerate((ended[number : number + lanes] for number in range(0, len(ended), lanes)), first)
-        return {step: flags for step, flags in steps if any(flags)} if any(ended) else {}
+        return {step: flags for step, flags in steps if any(flags)}
 
     def _add_alike(self, step: int, end: list[int], most: int) -> int:
         """Add a row that opens an anchor in every lane, or none in any.
@@ -219,8 +221,9 @@ class HostAnchors:
         Only the rows of these may be among the collected ones: an anchor opens with the last of its rows.
         """
         if self._lanes == 1:
-            slot = queue.take(rank + self._head[0], mode="wrap").astype(np.int64)
-            (new,) = (rank >= self._left[0]).nonzero()
+            head, left = np.array((self._head[0], self._left[0]))[:, None]  # half as long as with int
+            slot = queue.take(rank + head, mode="wrap").astype(np.int64)
+            (new,) = (rank >= left).nonzero()
             if new.size:
                 slot[new] = self._opened.take(rank.take(new) - self._left[0])
             return slot, new

@@ -22,6 +22,7 @@ from fbuf._replay.host_reads import BatchStructure, HeldRows, HostBatch
 from fbuf._replay.host_rings import HostRings, Rings
 from fbuf._replay.row_block import RowBlock
 
+_WORD = np.array(32)  # bits; NumPy takes half as long with an array as with an int
 _AHEAD = 1 << 16  # rows whose random bits one call computes
 
 
@@ -55,8 +56,8 @@ class Drawn(NamedTuple):
     """Anchors: slots int64[B], and what is known of their probabilities."""
 
     slot: np.ndarray[Any, Any]
-    chance: np.ndarray[Any, Any]
-    weight: np.ndarray[Any, Any]
+    chance: Any  # float32, of all or [B]
+    weight: np.ndarray[Any, Any] | None = None  # 1
     new: np.ndarray[Any, Any] | None = None  # those that opened with collected rows, where known
 
 
@@ -77,7 +78,7 @@ class HostDraws:
         self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
         self._rings = HostRings(buffer.geometry)
         self._shape = self._geometry.lanes, self._geometry.length, buffer.lanes is not None
-        self._size = 0  # of the last draw, for which there are weights of 1 and a mask
+        self._size = 0  # of the last draw
         self._key: Any = None  # after it
         self._next: Any = iter(())  # keys and random bits of the next draws
         self._view = view
@@ -107,10 +108,9 @@ class HostDraws:
         leaves = self._view.read(rows, slot)
         if leaves is None:
             return None
-        index, generation = slot.astype(np.int32), self._rings.generation(state.header, slot, more)
-        leaves += [index, generation, drawn.chance, drawn.weight, self._mask.copy()]
         self._key = after
-        return after, HostBatch(leaves, self._structure)
+        rest = functools.partial(_rest, drawn, self._rings.generations(state.header, more))
+        return after, HostBatch(self._structure, leaves, rest)
 
     def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
         """Return functions that lower the programs of such draws, but for the random bits; with the rows of `block`, if any."""
@@ -126,15 +126,15 @@ class HostDraws:
     def _drawn(self, engine: Any, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
         """Draw from `total` anchors, of a state and `more` rows in each lane. None: only a program can."""
         # As `random.randint_below`: the high word of a product of 64 and 32 bits. `total` has 31.
-        rank, low = bits * total
-        low >>= 32
+        rank, low = bits * np.array(total)
+        low >>= _WORD
         rank += low
-        rank >>= 32
+        rank >>= _WORD
         if self._anchors is None:
             slot, new = self._slots(self._rings.read(engine.state.header, more), rank), None
         else:
             slot, new = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
-        return Drawn(slot, self._weight * (np.float32(1) / np.float32(total)), self._weight.copy(), new)
+        return Drawn(slot, np.float32(1) / np.float32(total), None, new)
 
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the slots of rows int64[B], counted lane by lane, oldest first."""
@@ -150,7 +150,6 @@ class HostDraws:
         """Return the data of the next key and the random bits of a draw."""
         if key is not self._key or size != self._size:
             self._next, self._size = iter(()), size
-            self._weight, self._mask = np.ones(size, np.float32), np.ones(size, bool)
         drawn = next(self._next, None)
         if drawn is None:
             keys, bits = random_draws(size, self._impl, self.bits)(jax.device_put(key))
@@ -159,3 +158,11 @@ class HostDraws:
             self._next = iter(zip(np.asarray(keys), bits, strict=True))
             drawn = next(self._next)
         return drawn
+
+
+def _rest(drawn: Drawn, generations: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    """Return the arrays of a batch beside its data."""
+    slot, chance, weight, _ = drawn
+    chance = np.full(slot.size, chance, np.float32)
+    weight = np.ones(slot.size, np.float32) if weight is None else weight
+    return slot.astype(np.int32), generations(slot), chance, weight, np.ones(slot.size, bool)

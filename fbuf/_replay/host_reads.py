@@ -6,7 +6,7 @@ XLA reads large arrays with several threads on CPUs, which costs more than NumPy
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,39 +34,44 @@ class BatchStructure:
 
     def __init__(self, example: PyTree):
         structure: Any = jax.tree.structure(example)
-        self._structure, self._keys, self._number = structure, flat_keys(structure), structure.num_leaves
+        self._structure, self._keys = structure, flat_keys(structure)
 
-    def batch(self, leaves: list[Any]) -> Sample:
+    def batch(self, leaves: list[Any], later: Callable[[], dict[str, Any]], last: Any) -> Sample:
         """Return a batch, as `unflatten`, which takes longer between calls of torch."""
-        data, (slot, generation, probability, weight, mask, *last) = leaves[: self._number], leaves[self._number :]
-        index, batch = object.__new__(Index), object.__new__(Sample)
-        vars(index).update(slot=slot, generation=generation, source=None, shard=None, birth=None)
-        whole = self._structure.unflatten(data) if self._keys is None else dict(zip(self._keys, data, strict=True))
-        vars(batch).update(
-            data=whole,
-            index=index,
-            probability=probability,
-            weight=weight,
-            mask=mask,
-            ragged=None,
-            last=last[0] if last else None,
-        )
+        data = self._structure.unflatten(leaves) if self._keys is None else dict(zip(self._keys, leaves, strict=True))
+        batch = object.__new__(Sample)
+        vars(batch).update(data=data, ragged=None, last=last, _later=later)
         return batch
 
 
 class HostBatch(NamedTuple):
-    """Leaves of a `Sample` as NumPy arrays that nothing else refers to."""
+    """A `Sample` as NumPy arrays that nothing else refers to: the leaves of its data, and what computes the rest.
 
-    leaves: list[np.ndarray[Any, Any]]
+    Most programs that draw uniformly read the data alone, of which each array costs a microsecond.
+    """
+
     structure: BatchStructure
+    leaves: list[np.ndarray[Any, Any]]
+    rest: Callable[[], tuple[np.ndarray[Any, Any], ...]]  # slots, generations, probability, weight, mask
+    last: Any = None
 
     def to_numpy(self) -> Sample:
         """Return a batch of arrays."""
-        return self.structure.batch(self.leaves)
+        return self.structure.batch(self.leaves, functools.partial(_fields, self.rest, np.asarray), self.last)
 
     def to_torch(self) -> Sample:
         """Return a batch of tensors."""
-        return self.structure.batch(list(map(_from_numpy(), self.leaves)))
+        convert = _from_numpy()
+        last = None if self.last is None else convert(self.last)
+        return self.structure.batch(
+            list(map(convert, self.leaves)), functools.partial(_fields, self.rest, convert), last
+        )
+
+
+def _fields(rest: Any, convert: Any) -> dict[str, Any]:
+    """Return the fields of a batch beside its data, by name."""
+    slot, generation, probability, weight, mask = map(convert, rest())
+    return {"index": Index(slot, generation), "probability": probability, "weight": weight, "mask": mask}
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -57,16 +59,12 @@ class HostRings:
             self._last = more, Rings(cursor, size, lap, total, generations, next_slot)
         return self._last[1]
 
-    def generation(self, header: jax.Array, slot: np.ndarray[Any, Any], more: int = 0) -> np.ndarray[Any, Any]:
-        """Return the generations uint32[B] of rows that are held, int64[B], after `more` rows in each lane."""
+    def generations(self, header: jax.Array, more: int = 0) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+        """Return a function from slots int64[B] of rows that are held, after `more` in each lane, to generations uint32[B]."""
         rings, lanes = self.read(header), self._geometry.lanes
         if more and (rings.next_slot is None or more > self._room):
             rings, more = self.read(header, more), 0
-        if rings.next_slot is not None:
-            generation: np.ndarray[Any, Any] = rings.generations.take(slot < rings.next_slot + more * lanes)
-            return generation
-        position, lane = np.divmod(slot, lanes)
-        return rings.generations.take(2 * lane + (position < rings.cursor.take(lane)))
+        return functools.partial(_generations_at, rings, lanes, more)
 
     def holds(
         self, header: jax.Array, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any], more: int = 0
@@ -79,6 +77,14 @@ class HostRings:
         cursor, size, lap = (part[lane] for part in self.read(header, more)[:3])
         age = (cursor - 1 - position) % length  # 0 the newest
         return bool(((age < size) & (generation_of(position, cursor, lap) == generation)).all())
+
+
+def _generations_at(rings: Rings, lanes: int, more: int, slot: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if rings.next_slot is not None:
+        generation: np.ndarray[Any, Any] = rings.generations.take(slot < rings.next_slot + more * lanes)
+        return generation
+    position, lane = np.divmod(slot, lanes)
+    return rings.generations.take(2 * lane + (position < rings.cursor.take(lane)))
 
 
 def _generations(lap: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -44,8 +44,8 @@ class RowBlock:
             column = self._records[name]
             dtype, shape = column.dtype, column.shape[1:]
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
-            numbers = () if shape else _NUMBERS[dtype.kind]
-            self._columns.append((column, dtype, wide, shape, numbers, *_bounds(dtype)))
+            scalar, numbers = (None, ()) if shape else (dtype.type, _NUMBERS[dtype.kind])
+            self._columns.append((column, dtype, scalar, wide, shape, numbers, *_bounds(dtype)))
         self.columns = [column for column, *_ in self._columns]  # the memory of each leaf, [N, ...] or [N, E, ...]
         lengths = {_SHORT, _MOST_READ // buffer.geometry.lanes, length}
         self.lengths = sorted(number for number in lengths if _SHORT <= number <= length or number == length)
@@ -65,9 +65,9 @@ class RowBlock:
             if structure != self._structure:
                 return False
         at = self.count
-        for leaf, (column, dtype, wide, shape, numbers, least, most) in zip(leaves, self._columns, strict=True):
+        for leaf, (column, dtype, scalar, wide, shape, numbers, least, most) in zip(leaves, self._columns, strict=True):
             kind = type(leaf)
-            if kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape:
+            if kind is scalar or (kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape):
                 column[at] = leaf
             elif kind in numbers:
                 if not least <= leaf <= most:

@@ -122,7 +122,11 @@ class HostTransition:
         """Read transitions of one step without a stack."""
         here = rows.at(slot)
         flags = rows.flags(here)
-        beyond = rows.at(slot + self._moves.take(flags) * rows.lanes)
+        after = self._moves.take(flags)
+        if rows.lanes > 1:
+            after *= rows.lanes
+        after += slot
+        beyond = rows.at(after)
         # Where the final observation is known it replaces the next one.
         last = (flags & (END | CUT) == END).nonzero()[0] if self._final else _NONE
         wanted = [(self._here, here), (self._next, beyond), ([self._reward], here)]

@@ -1,5 +1,6 @@
 """Batches that `Replay` draws in NumPy are those that its jitted draws return."""
 
+import copy
 import dataclasses
 import functools
 import pickle
@@ -86,6 +87,32 @@ def test_masked_entries_are_zero():
     with pytest.warns(RuntimeWarning, match="batch_size is 6, but only 4 rows"):
         batch = replay.sample(6, to="numpy")
     assert batch.mask.sum() == 4 and not batch.data["t"][~batch.mask].any()
+
+
+@pytest.mark.parametrize("view", by_tier("step", more=["row"]))
+def test_what_is_read_of_a_batch_later_is_as_it_was_drawn(view):
+    made, other = make_pair("device", "uniform", view, None, 40)
+    rows, random = [], np.random.default_rng(1)
+    for n in range(60):
+        rows.append(rows_of(random))
+        for each in (made, other):
+            each.add(rows[-1])
+        if n in (9, 33, 57):
+            batch, expected = made.sample(8, to="numpy"), jax.device_get(other.sample(8))
+            copies = [
+                read(batch) for read in (copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch)))
+            ]
+            first = made.sample(8, to="numpy"), jax.device_get(other.sample(8))
+            for later in range(100):  # its slots are written again
+                for each in (made, other):
+                    each.add(rows[later % len(rows)])
+            for each in (batch, *copies):
+                same(each, expected)
+            same(*first)
+            assert batch.index is batch.index and batch.weight is batch.weight
+            batch.weight[:], batch.mask[0] = 7, False
+            assert (made.sample(8, to="numpy").weight == 1).all() and batch.weight[0] == 7
+            other.sample(8)
 
 
 def test_tensors_are_the_caller_s():
