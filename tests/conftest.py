@@ -39,7 +39,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 from jax._src import compiler  # noqa: E402
 from jax._src.lib import xla_client  # noqa: E402
 
-MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 40_000
 APART = ("accelerators", "environments")  # folders that run when they are named, and with FBUF_EXHAUSTIVE=1
 pytest.register_assert_rewrite("tests.support")
 from tests.support import tiers  # noqa: E402

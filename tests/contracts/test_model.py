@@ -10,9 +10,8 @@ from tests.support.model_cases import CUTS, EXAMPLES, PROGRAMS, WRITES, cases, l
 from tests.support.model_trial import Trial
 
 CASES = listed("""
-row/batch/device/3/jit; final, stack/uniform/device/3/eager; next step/none/device/-/donated;
-sequence, stride/episodes/device/3/donated; episode, cut/uniform/device/-/donated;
-mask, both/uniform/device/-/donated; sequence/uniform/device/-/donated
+row/batch/device/3/jit; final, stack/uniform/device/3/eager; sequence, stride/episodes/device/3/donated;
+episode, cut/uniform/device/-/donated; mask, both/uniform/device/-/donated; sequence/uniform/device/-/donated
 """)
 CONVERSIONS = [
     ("row", "uniform", "next step, stack", "batch", "device", 3),
@@ -20,7 +19,7 @@ CONVERSIONS = [
 ]
 MORE = listed("""
 next step, stack/batch/host/3/donated; stack, steps/buffer, host/compressed/3/donated; other ends/uniform/device/-/donated;
-row/versions/device/3/donated; one step/uniform/device/3/jit
+row/versions/device/3/donated; one step/uniform/device/3/jit; next step/none/device/-/donated
 """)
 EXHAUSTIVE = listed("""
 mask, stride/episodes/device/3/eager; row/ranks, all/device/3/donated; final, stack/batch/memmap/3/donated;

@@ -14,6 +14,7 @@ from fbuf.samplers import Epoch
 from fbuf.storages import Device, Host
 from fbuf.views import Row
 from tests.support import host_views, two_replays
+from tests.support.tables import by_tier
 from tests.support.trees import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*each at most once")
@@ -21,13 +22,12 @@ SAMPLERS = {"shuffled": Epoch(), "whole": Epoch(drop_last=True), "in order": Epo
 VIEWS = host_views.VIEWS | {"row": Row()}
 
 
-CASES = [
+CASES = by_tier(
     ("n", None, "shuffled", 17, Device()),
-    ("stack", 2, "whole", 40, Device()),
     ("row", 3, "in order", 17, Device()),
     ("row", None, "whole", 17, Device()),
-    ("n", 2, "shuffled", 17, Host(keys=("obs",))),
-]
+    more=[("stack", 2, "whole", 40, Device()), ("n", 2, "shuffled", 17, Host(keys=("obs",)))],
+)
 
 
 @pytest.mark.parametrize(("view", "lanes", "sampler", "length", "storage"), CASES, ids=str)
@@ -38,15 +38,17 @@ def test_batches_and_states_are_those_of_the_program(
     assert share == 1 or (sampler == "whole" and share > 0.8)  # of too few anchors a program masks the batch
 
 
-@pytest.mark.parametrize(("sampler", "view", "lanes"), [("whole", "row", 2), ("epoch", "step", None)])
+@pytest.mark.parametrize(("sampler", "view", "lanes"), by_tier(("whole", "row", 2), more=[("epoch", "step", None)]))
 def test_other_calls_see_the_position(sampler: str, view: str, lanes: int | None) -> None:
     pair = two_replays.make_pair("device", sampler, view, lanes, capacity=48)
     assert isinstance(pair[0]._engine.host, EpochDraws)
     two_replays.compare(pair, 60, sizes=(7, 3, 12))
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-@pytest.mark.parametrize(("sampler", "view", "lanes", "batch"), [("whole", "row", None, 200), ("epoch", "step", 2, 60)])
+@pytest.mark.parametrize("impl", by_tier("threefry2x32", more=["rbg"]))
+@pytest.mark.parametrize(
+    ("sampler", "view", "lanes", "batch"), by_tier(("whole", "row", None, 200), more=[("epoch", "step", 2, 60)])
+)
 def test_large_epochs(
     sampler: str, view: str, lanes: int | None, batch: int, impl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,19 +16,25 @@ from tests.support.failing_writes import PLAIN, failing, plain_rows
 from tests.support.host_views import SAMPLERS, STORAGES, UNIFORM, VIEWS, compare
 from tests.support.refusals import raises
 from tests.support.replay import counts
+from tests.support.tables import by_tier
 from tests.support.trees import same
 from tests.support.two_replays import compare as compare_calls
 from tests.support.two_replays import leaves_of, make_pair
 
 
-@pytest.mark.parametrize(("storage", "view", "lanes"), [("host", "stack, n, final", 2), ("compressed", "mask", None)])
+@pytest.mark.parametrize(
+    ("storage", "view", "lanes"), by_tier(("host", "stack, n, final", 2), more=[("compressed", "mask", None)])
+)
 def test_batches_are_those_of_the_program(storage, view, lanes):
     assert compare(VIEWS[view], lanes, storage=STORAGES[storage], steps=35) == 1
 
 
 @pytest.mark.parametrize(
     ("storage", "sampler", "view", "lanes"),
-    [("host", "uniform", "row", 2), ("compressed", "uniform", "final", None), ("host", "prioritized", "step", 1)],
+    by_tier(
+        ("host", "uniform", "row", 2),
+        more=[("compressed", "uniform", "final", None), ("host", "prioritized", "step", 1)],
+    ),
 )
 def test_batches_after_any_calls_are_those_of_the_program(storage, sampler, view, lanes):
     pair = make_pair(storage, sampler, view, lanes)
@@ -84,7 +90,7 @@ COMPRESSED = fbuf.storages.Compressed(keys=("obs",), slack=4)
 PRIORITIZED = fbuf.samplers.Prioritized()
 
 
-@pytest.mark.parametrize(("storage", "sampler"), [(HOST, UNIFORM), (COMPRESSED, PRIORITIZED)])
+@pytest.mark.parametrize(("storage", "sampler"), by_tier((HOST, UNIFORM), more=[(COMPRESSED, PRIORITIZED)]))
 def test_rows_that_expired_are_an_error(storage, sampler):
     pair = pair_of(storage, sampler=sampler)
     states = [replay.state for replay in pair]
@@ -152,7 +158,7 @@ def test_a_store_that_was_closed_is_an_error():
         assert kind is RuntimeError and f"({id:016x}) is not open" in text
 
 
-@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED], ids=repr)
+@pytest.mark.parametrize("sampler", by_tier(UNIFORM, more=[PRIORITIZED]), ids=repr)
 def test_draws_go_on_after_rows_that_could_not_be_stored(sampler):
     pair = pair_of(HOST, sampler=sampler)
     length = max(replay._engine.block.length for replay in pair)
@@ -180,12 +186,11 @@ def test_draws_go_on_after_rows_that_could_not_be_stored(sampler):
 
 @pytest.mark.parametrize(
     ("sampler", "view"),
-    [
+    by_tier(
         ({"normalize": "buffer"}, fbuf.views.Row()),
-        ({"largest": "held"}, fbuf.views.Row()),
-        ({}, fbuf.views.Sequence(3, episode_end=())),
         ({}, fbuf.views.Sequence(4, episode_end=(), boundary="mask")),
-    ],
+        more=[({"largest": "held"}, fbuf.views.Row()), ({}, fbuf.views.Sequence(3, episode_end=()))],
+    ),
     ids=repr,
 )
 def test_priorities_are_as_before_rows_that_could_not_be_stored(sampler, view):

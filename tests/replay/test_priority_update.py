@@ -35,8 +35,7 @@ def test_batches_and_states_are_those_of_setting_at_once(sampler: str) -> None:
 
 STEPS = by_tier(
     ("row", None),
-    ("row", fbuf.samplers.Ranked()),
-    more=[("transition", None), ("row", fbuf.samplers.Prioritized(replace=False))],
+    more=[("row", fbuf.samplers.Ranked()), ("transition", None), ("row", fbuf.samplers.Prioritized(replace=False))],
 )
 
 
@@ -133,7 +132,7 @@ def test_rows_that_cannot_be_drawn_yet_are_refused_at_once() -> None:
         replay.update_priority(newest, np.ones(1, np.float32))
 
 
-@pytest.mark.parametrize("lanes", [None, 2])
+@pytest.mark.parametrize("lanes", by_tier(2, more=[None]))
 def test_a_block_opens_more_rows_than_it_has(lanes: int | None) -> None:
     buffer = fbuf.Buffer(40 * (lanes or 1), lanes=lanes, sampler=fbuf.samplers.Prioritized(), view=VIEWS["transition"])
     pair = [fbuf.Replay(buffer, ROW, seed=1) for _ in range(2)]

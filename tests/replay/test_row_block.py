@@ -14,12 +14,13 @@ from fbuf import limits, storages
 from fbuf._replay import programs
 from tests.support import datasets_oracle as oracle
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 from tests.support.threads import Thread
 from tests.support.trees import same
 from tests.support.two_replays import compare, leaves_of, make_pair
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}
-PARTS = [("device", "epoch", "transition"), ("device", "uniform", "sequence", 2)]
+PARTS = by_tier((("device", "epoch", "transition"),), more=[(("device", "uniform", "sequence", 2),)])
 
 
 def row(n):
@@ -196,7 +197,7 @@ def test_a_limit_counts_each_row():
 @pytest.mark.parametrize(
     ("settings", "limit", "programs"),  # capacities of no other test
     [
-        ({"capacity": 76, "sampler": fbuf.samplers.Ranked()}, None, 8),
+        pytest.param({"capacity": 76, "sampler": fbuf.samplers.Ranked()}, None, 8, marks=pytest.mark.more),
         ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 10),
         ({"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 5),
         ({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2),
