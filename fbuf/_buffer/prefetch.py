@@ -115,7 +115,6 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: Array, options: di
 @jax.custom_batching.custom_vmap
 def _where(wanted: Array, new: T, old: T) -> T:
     """Return `new`; under `vmap`, `old` for members that do not want it."""
-    del wanted, old
     return new
 
 

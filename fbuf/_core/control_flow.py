@@ -160,7 +160,6 @@ def _is_never(token: jax.Array) -> jax.Array:
 
 @_is_never.def_vmap
 def _is_never_of_all(axis_size: int, in_batched: Sequence[bool], token: jax.Array) -> tuple[jax.Array, bool]:
-    del axis_size, in_batched
     return _is_never(jnp.min(token)), False
 
 
@@ -209,7 +208,6 @@ def any_unbatched(flags: jax.Array) -> jax.Array:
 
 @any_unbatched.def_vmap
 def _any_of_all(axis_size: int, in_batched: Sequence[bool], flags: jax.Array) -> tuple[jax.Array, bool]:
-    del axis_size, in_batched
     return any_unbatched(flags), False
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -56,6 +57,13 @@ def without_traceback(error: Exception) -> Exception:
 def flat(array: Array) -> memoryview:
     """Return the bytes of a C-contiguous array of any dtype (bfloat16 and float8 have no buffer protocol)."""
     return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
+
+
+def crc_of(arrays: Iterable[Array], crc: int = 0) -> int:
+    """Return the crc32 of the bytes of arrays, one after the other, continued from `crc`."""
+    for array in arrays:
+        crc = zlib.crc32(flat(np.ascontiguousarray(array)), crc)
+    return crc
 
 
 def records_errors(method: F) -> F:

@@ -311,6 +311,16 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     return memory[first : first + size].view(dtype).reshape(shape)
 
 
+def padded(array: Any, size: int, value: Any = 0) -> np.ndarray[Any, Any]:
+    """Return the array with `size` entries on its first axis, the new ones `value`."""
+    array = np.asarray(array)
+    if len(array) == size:
+        return array
+    out = np.full((size, *array.shape[1:]), value, array.dtype)
+    out[: len(array)] = array
+    return out
+
+
 def rows_per_block(leaves: Iterable[Any], lanes: int | None = None) -> int:
     """Return the number of rows (per lane) that make a block of 8 MiB, of leaves with a shape and a dtype."""
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) * (lanes or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -120,15 +121,13 @@ def example(schema: dataset.Schema) -> PyTree:
                 f"jax.config.update('jax_enable_x64', True), or make the data set with {NARROW[leaf.dtype.name]}."
             )
         leaves[leaf.name] = jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))
-    try:
+    with contextlib.suppress(ValueError, TypeError):
         if schema.structure is None:
             row = leaves[""] if list(leaves) == [""] else nested(leaves)
         else:
             row = row_schema.decode(schema.structure).unflatten(leaves.values())
         if named_leaves(row) == leaves:
             return row
-    except (ValueError, TypeError):
-        pass
     raise StoreCorrupted(f"fbuf.datasets: leaves {', '.join(leaves)} do not fit {str(schema.structure)[:200]}.")
 
 

@@ -97,16 +97,16 @@ def _write_rows(
     total = 0
     for rows in parts:
         stop = start + length_of(rows)
-        leaves = {name: _padded(leaf, block) for name, leaf in rows.items()}
+        leaves = {name: _columns.padded(leaf, block) for name, leaf in rows.items()}
         if write is _write_in_place:
             leaves = {n: to_pairs(call, x, x.dtype) if needs_x64(x.dtype) else x for n, x in leaves.items()}
         mask = np.ones((stop - start, *lanes), bool) if source.mask is None else source.mask(start, stop)
         priority = None
         if priorities is not None and buffer.dense:
             part = np.nan_to_num(priorities[start:stop], nan=source.largest)
-            priority = _padded(part.astype(np.float32), block)
+            priority = _columns.padded(part.astype(np.float32), block)
         total += int(mask.sum())
-        state = write(buffer, state, rows_of(leaves), _padded(mask, block), priority)
+        state = write(buffer, state, rows_of(leaves), _columns.padded(mask, block), priority)
         jax.block_until_ready(state.header)  # else blocks queue up faster than they are written
         bar(stop - start)
         start = stop
@@ -125,13 +125,6 @@ def _write(buffer: Buffer, state: BufferState, rows: Any, mask: Any, priority: A
 
 
 _write_in_place = jax.jit(_write, static_argnums=0, donate_argnums=1)
-
-
-def _padded(rows: np.ndarray, block: int) -> np.ndarray:
-    """Return `block` rows, the last of them zeros."""
-    if len(rows) == block:
-        return rows
-    return np.concatenate([rows, np.zeros((block - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def _buffer(source: Source, steps: int, buffer: Buffer | None, capacity: int | None) -> Buffer:
@@ -181,7 +174,7 @@ def _set_priorities(
     for start in range(0, len(priority), block):
         at = np.full((block, lanes), capacity, np.int32)
         at[: len(slot[start : start + block])] = slot[start : start + block]
-        error = _padded(priority[start : start + block], block)
+        error = _columns.padded(priority[start : start + block], block)
         at[np.isnan(error)] = capacity
         state = _update_in_place(buffer, state, jnp.asarray(at.reshape(-1)), jnp.asarray(error.reshape(-1)))
     refused = int(np.asarray(buffer.stats(state)["refused_closed"])) - int(np.asarray(before[_CLOSED]))

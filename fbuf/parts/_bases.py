@@ -74,7 +74,6 @@ class NthSampler(LogSampler):
     def draw(
         self, sampler: Any, key: jax.Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: jax.Array
     ) -> tuple[AnchorQueue | None, Draw]:
-        del options, token
         total = jnp.sum(anchors.counts, dtype=jnp.int32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         picked = self.pick(key, batch_size, jnp.maximum(total, jnp.int32(1)))
@@ -172,7 +171,7 @@ class ArrayStorage(Storage):
     def write(
         self, rows: KeptRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
     ) -> tuple[KeptRows, None]:
-        del keep  # rows that are not kept have slots out of range
+        # Rows that are not kept have slots out of range.
         return self.update(rows, slot, leaves, token)
 
     def update(self, rows: KeptRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[KeptRows, None]:

@@ -51,13 +51,3 @@ def _view(block: np.ndarray[Any, Any], place: Place) -> np.ndarray[Any, Any]:
 def rounded(size: int) -> int:
     """Return the next power of two, so that sizes that vary compile few programs."""
     return 1 << max(size - 1, 0).bit_length()
-
-
-def padded(array: Any, size: int, value: Any = 0) -> np.ndarray[Any, Any]:
-    """Return the array with `size` entries on its first axis, the new ones `value`."""
-    array = np.asarray(array)
-    if len(array) == size:
-        return array
-    out = np.full((size, *array.shape[1:]), value, array.dtype)
-    out[: len(array)] = array
-    return out

@@ -272,10 +272,8 @@ class Client:
     def _finish_updates(self, most: int) -> None:
         """Wait until at most `most` updates are under way. A shard that restarts has lost the rows of its updates."""
         while len(self._updating) > most:
-            try:
+            with contextlib.suppress(Away):
                 self._link.result(self._updating.popleft())
-            except Away:
-                pass
 
     # ----------------------------------------------------------------------------------------------------------- draws
 

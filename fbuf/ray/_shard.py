@@ -31,9 +31,10 @@ from fbuf._host.io.lock import NO_LOCKS, FileLock, lock_path
 from fbuf._replay import Replay, ReplayClosed
 from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.limiter import LimitTimeout
+from fbuf._rows.columns import padded
 from fbuf.limits import Limit
 from fbuf.ray import _draws
-from fbuf.ray._blocks import pack, padded, rounded, unpack
+from fbuf.ray._blocks import pack, rounded, unpack
 from fbuf.ray._calls import Ledger, Receipt
 from fbuf.ray._draws import Facts
 

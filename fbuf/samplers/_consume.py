@@ -232,7 +232,6 @@ class Consume(Sampler):
         options: Leaves,
         token: Array,
     ) -> tuple[ConsumeState | FifoState, Draw]:
-        del options
         if isinstance(sampler, FifoState):
             return draw_queue(sampler, batch_size, wanted, anchors, token)
         pool = sampler.pool

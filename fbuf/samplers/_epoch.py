@@ -158,7 +158,6 @@ class Epoch(LogSampler):
         options: Leaves,
         token: Array,
     ) -> tuple[EpochState, Draw]:
-        del options, token
         geometry = anchors.geometry
         counts = sampler.held
         least = wanted if self.drop_last else jnp.int32(1)  # rows of the smallest batch

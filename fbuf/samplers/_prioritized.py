@@ -325,7 +325,6 @@ class Prioritized(PrioritySampler):
         options: Leaves,
         token: Array,
     ) -> tuple[PrioritizedState, Draw]:
-        del token
         number = sum_of_lanes(anchors.counts).astype(jnp.float32)
         if self.replace:
             share = options.get("uniform", sampler.uniform)

@@ -122,7 +122,6 @@ class Ranked(PrioritySampler):
     def draw(
         self, sampler: RankedState, key: Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: Array
     ) -> tuple[RankedState, Draw]:
-        del token
         ranks, capacity = sampler.ranks, anchors.geometry.capacity
         number = sum_of_lanes(anchors.counts).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))

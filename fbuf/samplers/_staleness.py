@@ -216,7 +216,6 @@ class Staleness(LogSampler):
     def draw(
         self, sampler: StalenessState, key: Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: Array
     ) -> tuple[StalenessState, Draw]:
-        del options, token
         count, weight = sampler.count, self._weights(sampler)
         mass = (weight * count.astype(jnp.float32)).T.reshape(-1)
         upto = lax.cummax(jnp.cumsum(mass))  # a parallel sum may decrease by rounding

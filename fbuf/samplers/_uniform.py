@@ -62,7 +62,6 @@ class Uniform(LogSampler):
     def draw(
         self, sampler: Queue, key: Array, batch_size: int, anchors: AnchorSet, options: Leaves, token: Array
     ) -> tuple[Queue, Draw]:
-        del options, token
         total = sum_of_lanes(anchors.counts)
         if isinstance(sampler, EpisodeQueue):
             slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, anchors)

@@ -5,6 +5,7 @@ Row r of the data set is always in slot r, so there are no tickets, and reads na
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -183,11 +184,9 @@ def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, 
 
 def _saved_reference(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `to_arrays` wrote. Raises SchemaError."""
-    try:
+    with contextlib.suppress(KeyError, ValueError, RecursionError):
         text = bytes(np.asarray(arrays["dataset"]))
         about = json.loads(text.decode()) if len(text) < 1 << 20 else None
         if type(about) is dict and type(about.get("identity")) is str:
             return about
-    except (KeyError, ValueError, RecursionError):
-        pass
     raise SchemaError("fbuf.load: the checkpoint does not name a data set. Load another checkpoint.")

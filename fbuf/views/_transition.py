@@ -186,7 +186,6 @@ class Transition(View):
         check_free("Transition", MADE, self._leaves(spec)[3], nest=False)
 
     def decide(self, flags: Array, count: Array, step: Array) -> tuple[Array, Array, Array | None]:
-        del step
         index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
         end, never = has(flags, END), jnp.int32(2**30)
         next_end = lax.cummin(jnp.where(end, index, never), axis=0, reverse=True)

@@ -13,9 +13,8 @@ import fbuf
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking
 from fbuf._host.columns.stacked import StackedColumn
-from fbuf._host.store import serialize
 from fbuf._host.store.store import Store
-from fbuf._host.types import StoreCorrupted
+from fbuf._host.types import StoreCorrupted, crc_of
 from tests.support import stacks as support
 from tests.support.refusals import raises
 from tests.support.store import Deflate, check_readers, check_rows, fetch, frames, same
@@ -132,7 +131,7 @@ def test_arrays_that_do_not_fit_are_refused():
     store, _, _ = support.filled(100)
     arrays = store.to_arrays()
     for wrong in (arrays["column0:frames"] * 2, arrays["column0:frames"] << np.array([[0], [50]])):
-        crc = serialize._checksum(wrong, arrays["column0:added"])
+        crc = crc_of((wrong, arrays["column0:added"]))
         own = {"column0:frames": wrong, "column0:added_checksum": np.array([crc], np.uint32)}
         raises(ValueError, "Store.from_arrays: rows show .* frames; expected", support.load, store, arrays | own)
     for name, change in {

@@ -298,15 +298,13 @@ class Folder:
         if not best:
             raise damaged_file(f"{self._head.path} does not say how many rows there are", "one of its two places whole")
         self._sequence, self.changes = struct.unpack_from("<QQ", best)
-        self.kinds = best[16 : 16 + columns]
+        known, self.kinds = self.kinds, best[16 : 16 + columns]
         self.count, self.first, self.flushed = (
             np.frombuffer(best[16 + columns :], "<i8").astype(np.int64).reshape(3, -1)
         )
-        kinds = [
-            (NOTHING,) if 0 in c["shape"] else (RING,) if c["codec"] is None else (RING, CHUNKS)
-            for c in self.identity["columns"]
-        ]
-        right = all(self.kinds[i : i + 1] in known for i, known in enumerate(kinds)) and self.changes < _MAX_COUNT
+        pairs = zip(self.kinds, known, strict=True)
+        right = all(kind == usual or bytes((kind, usual)) == RING + CHUNKS for kind, usual in pairs)
+        right &= self.changes < _MAX_COUNT
         right &= bool(((0 <= self.first) & (self.first <= self.count) & (self.count < _MAX_COUNT)).all())
         if not right or not ((0 <= self.flushed) & (self.flushed <= self.count)).all():
             raise damaged_file(

@@ -7,6 +7,7 @@ through the mapping: on tmpfs, reading a hole allocates too.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -233,7 +234,5 @@ def once(view: memoryview, at: int, size: int, path: str) -> Array:
 
 def unlink(path: str) -> None:
     """Remove a file if that is possible."""
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass

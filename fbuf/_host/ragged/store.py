@@ -7,6 +7,7 @@ and read as values (`values`) or padded (`read`). Tickets, lanes, expiry and all
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import zlib
@@ -129,11 +130,9 @@ class Records(RowStore):
             start = stop
         segments = self._arena.sparse()
         if segments:
-            try:
+            with contextlib.suppress(MemoryError):  # it only saves memory
                 for column in self._columns:
                     column.compact(self._arena, segments)
-            except MemoryError:  # it only saves memory
-                pass
         return gone
 
     @records_errors

@@ -27,7 +27,7 @@ from fbuf._host.memory.arena import Spans, strings
 from fbuf._host.memory.file_arena import NOWHERE, FileArena
 from fbuf._host.memory.lazy_array import Sources, expect, in_parts, in_small_blocks, lazily, steps, within
 from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates
-from fbuf._host.types import Array, ColumnData, StoreCorrupted, flat, unfit
+from fbuf._host.types import Array, ColumnData, StoreCorrupted, crc_of, flat, unfit
 
 FORMAT = 1
 _MOST = 1 << 60
@@ -106,13 +106,6 @@ def _load_ring(ring: RawColumn | RawFileColumn, arrays: Sources, count: Array) -
         ring.touched = min(int(count.max()), ring.depth)
 
 
-def _checksum(*arrays: Array) -> int:
-    crc = 0
-    for array in arrays:
-        crc = zlib.crc32(flat(np.ascontiguousarray(array)), crc)
-    return crc
-
-
 def _save_stacks(part: StackedColumn, count: Array) -> dict[str, Any]:
     """Save chunks of rows while stacks are not recognised, else frames and row ends."""
     stream = part.inner
@@ -124,7 +117,7 @@ def _save_stacks(part: StackedColumn, count: Array) -> dict[str, Any]:
         "stacking": np.array([0, *dataclasses.astuple(stream.stacking)], np.int64),
         "frames": frames,
         "added": added,
-        "added_checksum": np.array([_checksum(frames, added)], np.uint32),
+        "added_checksum": np.array([crc_of((frames, added))], np.uint32),
     }
     return arrays | {f"frame:{n}": a for n, a in save_chunks(stream.plane, stream.count, stream.low).items()}
 
@@ -146,7 +139,7 @@ def _load_stacks(part: StackedColumn, arrays: Sources, count: Array) -> None:
     low, frames = stream.low, stream.count = expect(arrays, "frames", np.int64, (2, part.lanes)).copy()
     added = expect(arrays, "added", np.uint8, (stream.ends.used(count), part.lanes, None))
     (stated,) = expect(arrays, "added_checksum", np.uint32, (1,)).tolist()
-    actual = _checksum(np.stack([low, frames]), added)
+    actual = crc_of((np.stack([low, frames]), added))
     if actual != stated:
         raise StoreCorrupted(
             f"Store.from_arrays: the rows of a stream of frames have checksum {actual:#010x}; expected {stated:#010x}. "

@@ -23,7 +23,7 @@ from fbuf._core.progress import Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import load
 from fbuf._host.codecs import Codec
-from fbuf._host.types import flat
+from fbuf._host.types import crc_of
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf._rows import columns as _columns
@@ -138,9 +138,9 @@ def write_columns(call: str, columns: Mapping[str, _columns.Column], rows: int, 
 
     def raw(number: int) -> Iterator[_columns.Block]:
         start, stop = segments[number]
-        checksum = _checksum(after(stop) or {}, begin)
+        checksum = crc_of((after(stop) or {}).values(), begin)
         for block in _columns.blocks(call, columns, start, stop, plan.block):
-            checksum = _checksum(block, checksum)
+            checksum = crc_of(block.values(), checksum)
             yield block
         marks[number] = f"arrays {checksum:08x}"
 
@@ -166,13 +166,6 @@ def _write_stream(call: str, path: Path, plan: Plan, raw: Iterable[_columns.Bloc
     rows = plan.marked(call, 0, raw, None, cuts)
     number = write_stream(call, path, plan.schema, rows, size, settings.about, settings.progress)
     warn_of_cuts(call, sum(cuts), number)
-
-
-def _checksum(block: _columns.Block, checksum: int) -> int:
-    """Update the checksum of all data of a segment, which identifies its rows."""
-    for leaf in block.values():
-        checksum = zlib.crc32(flat(np.ascontiguousarray(leaf)), checksum)
-    return checksum
 
 
 def _check_rows(call: str, columns: Mapping[str, _columns.Column], plan: Plan, rows: int) -> None:
