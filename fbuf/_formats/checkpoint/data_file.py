@@ -186,5 +186,17 @@ def open_plain(disk: Disk, path: str) -> tuple[int, int]:
         raise
 
 
+def read_plain(disk: Disk, path: str, most: int) -> bytes:
+    """Return the bytes of a plain file. Raises StoreCorrupted: it has more than `most`, or as `open_plain`; OSError."""
+    fd, size = open_plain(disk, path)
+    try:
+        if size > most:
+            raise StoreCorrupted(f"{path} has {size} bytes; expected at most {most}")
+        text = bytearray(size)
+        return bytes(text[: read_into(disk, fd, path, memoryview(text), 0)])
+    finally:
+        close_read(disk, fd)
+
+
 def _dumps(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from fbuf._concurrency.parallel import BackgroundCall
 from fbuf._formats.checkpoint import filesystem
-from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
+from fbuf._formats.checkpoint.data_file import OpenFile, read_plain
 from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, VersionError, decode, encode
 from fbuf._host.io.file import annotate_os_error
 from fbuf._host.io.lock import NO_LOCKS, FileLock
@@ -69,19 +69,12 @@ class Folder:
     def manifest(self, generation: int, known: bool = False, partial: bool = False) -> Manifest:
         """Read a manifest; `known` allows the cached one. Raises StoreCorrupted, VersionError, OSError."""
         path = self.file((filesystem.partial_name if partial else filesystem.manifest_name)(generation))
-        fd, size = open_plain(self.disk, path)
-        try:
-            if size > MAX_BYTES:
-                raise StoreCorrupted(f"{path} has {size} bytes; expected at most {MAX_BYTES}")
-            text = bytearray(size)
-            got = filesystem.read_into(self.disk, fd, path, memoryview(text), 0)
-        finally:
-            filesystem.close_read(self.disk, fd)
+        text = read_plain(self.disk, path, MAX_BYTES)
         cached, manifest = _manifest_cache.get(self.path, (b"", None)) if known else (b"", None)
-        if manifest is not None and manifest.generation == generation and cached == text[:got]:
+        if manifest is not None and manifest.generation == generation and cached == text:
             return manifest
         try:
-            return decode(bytes(text[:got]), generation)
+            return decode(text, generation)
         except VersionError as error:
             raise VersionError(f"fbuf: {path} {error}.") from None
         except INVALID as error:

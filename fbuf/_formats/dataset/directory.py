@@ -104,12 +104,8 @@ def discard(path: Path, number: int) -> None:
         names = os.listdir(where)
     except FileNotFoundError:
         return
-    for generation in find_generations(names):
+    for name in (*map(manifest_name, find_generations(names)), *filter(is_checkpoint_name, names)):  # manifests first
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(where, manifest_name(generation)))
-    for name in names:
-        if is_checkpoint_name(name):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(where, name))
+            os.unlink(os.path.join(where, name))
     with contextlib.suppress(OSError):  # it holds other files
         os.rmdir(where)

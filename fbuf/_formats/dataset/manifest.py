@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fbuf._formats import checkpoint
-from fbuf._formats.checkpoint.data_file import open_plain
-from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, close_read, read_into, sync_folder, write_partial
+from fbuf._formats.checkpoint.data_file import read_plain
+from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, sync_folder, write_partial
 from fbuf._formats.checkpoint.manifest import (
     INVALID,
     MAX_BYTES,
@@ -157,16 +157,9 @@ def load(path: Path, disk: Disk = DISK) -> Manifest:
     where = os.path.join(base, NAME)
     if not exists(where):
         raise FileNotFoundError(errno.ENOENT, missing(base))
-    fd, size = open_plain(disk, where)
+    text = read_plain(disk, where, MAX_BYTES)
     try:
-        if size > MAX_BYTES:
-            raise StoreCorrupted(f"{where} has {size} bytes; expected at most {MAX_BYTES}")
-        text = bytearray(size)
-        got = read_into(disk, fd, where, memoryview(text), 0)
-    finally:
-        close_read(disk, fd)
-    try:
-        return decode(bytes(text[:got]))
+        return decode(text)
     except VersionError as error:
         raise VersionError(f"fbuf.datasets: {where} {error}.") from None
     except INVALID as error:
