@@ -19,20 +19,8 @@ import numpy as np
 
 from fbuf._core.lazy_import import import_extra
 from fbuf._core.pytree import name_of, under
-from fbuf._rows.columns import (
-    DTYPES,
-    Column,
-    Fields,
-    array_column,
-    check_count,
-    check_name,
-    check_shape,
-    empty,
-    flag,
-    read_json,
-    refused,
-    renamed,
-)
+from fbuf._rows import columns as _columns
+from fbuf._rows.columns import DTYPES, Column, Fields, array_column, empty, flag, read_json, refused, renamed
 from fbuf.datasets._arrays.episodes import KNOWN, NEXT
 from fbuf.interop import _guards, _hdf5, _npz
 from fbuf.interop._source import Source
@@ -378,7 +366,7 @@ def _parquet_column(
 ) -> Column:
     """Return a column of parquet files, read by row group."""
     dtype = DTYPES.get(str(feature.get("dtype")))
-    shape = check_shape(str(described), feature.get("shape"))
+    shape = _columns.check_shape(str(described), feature.get("shape"))
     if dtype is None:
         kind = str(feature.get("dtype"))[:40]
         return refused(f"{path}: leaf '{name}' is {kind}, which is not in the parquet files; decode it with lerobot.")
@@ -413,7 +401,7 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
         raise ValueError(
             f"{described}: codebase_version is {str(version)[:40]!r}; expected v3.x. Convert it with LeRobot."
         )
-    total = check_count(str(described), "total_frames", about.get("total_frames"))
+    total = _columns.check_count(str(described), "total_frames", about.get("total_frames"))
     groups = _row_groups(parquet, path, features)
     rows = sum(_group_rows(group) for group in groups)
     if rows != total or not total:
@@ -433,7 +421,7 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
     columns = {}
     for name, leaf in found.items():
         here = name.replace("observation.", "obs/", 1) if name.startswith("observation.") else name
-        columns[check_name(call, {"next.reward": "reward", "observation": "obs"}.get(here, here))] = leaf
+        columns[_columns.check_name(call, {"next.reward": "reward", "observation": "obs"}.get(here, here))] = leaf
     columns = {n: c if n.split("/")[0] in ("obs", "action") else squeezed(c) for n, c in columns.items()}
     columns |= flags(None if done is None else squeezed(done), last, kind)
     return known_steps(made, f"LeRobot {version}", columns, total)

@@ -20,20 +20,8 @@ from fbuf._core.text_table import counted
 from fbuf._host.codecs import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
-from fbuf._rows.columns import (
-    Block,
-    Column,
-    Fields,
-    array_column,
-    blocks,
-    cast_columns,
-    choose_leaves,
-    columns_of,
-    flag,
-    row_count,
-    rows_per_block,
-    squeeze_scalars,
-)
+from fbuf._rows import columns as _columns
+from fbuf._rows.columns import Block, Column, Fields, array_column, cast_columns, choose_leaves, columns_of, flag
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.segments import check_free, to_path
 from fbuf.datasets._arrays.write import Settings, Tables, opened, plan_rows, plan_tables, write_columns, write_tables
@@ -203,7 +191,7 @@ class Source:
         flags = () if self.plain else ("terminated", "truncated", *(self.episode_end or ()))  # checked to be 0 or 1
         narrowed = {name: c.dtype.name for name, c in columns.items() if c.dtype.name in NARROW}
         dtypes = {name: NARROW[dtype] for name, dtype in narrowed.items() if self.narrow or name in flags} | dtypes
-        columns = cast_columns(call, squeeze_scalars(columns) if ted else columns, dtypes, exact)
+        columns = cast_columns(call, _columns.squeeze_scalars(columns) if ted else columns, dtypes, exact)
         if self.slots:
             return columns, _guards.written_rows(call, columns, self.steps, self.rows)
         return columns, self.steps if self.rows is None else _guards.checked_rows(call, self.rows, self.steps)
@@ -245,7 +233,7 @@ class Source:
             found = columns_of(self.call, item)
             if not found or any(column.rows for column in found.values()):
                 names = choose_leaves(self.call, found, self.fields, self.known)
-                rows = row_count(self.call, {source: found[source] for source in names})
+                rows = _columns.row_count(self.call, {source: found[source] for source in names})
                 yield dataclasses.replace(self, columns=found, tables=None, slots=False).taken()[0], rows
 
     def stored(self, exact: tuple[str, ...] = ()) -> tuple[dict[str, Any], Callable[..., Iterator[Block]], int]:
@@ -260,11 +248,15 @@ class Source:
             raise ValueError(f"{self.call}: there are no rows; expected one at least.")
         if self.plain:
             example = {name: jax.ShapeDtypeStruct(column.shape, column.dtype) for name, column in columns.items()}
-            return example, lambda first, last, size: blocks(self.call, columns, first, last, size, lanes), steps
+            return (
+                example,
+                lambda first, last, size: _columns.blocks(self.call, columns, first, last, size, lanes),
+                steps,
+            )
         plan = plan_rows(self.call, columns, settings, self.lanes)
 
         def rows(first: int, last: int, size: int) -> Iterator[Block]:
-            raw = blocks(self.call, columns, first, last, size, lanes)
+            raw = _columns.blocks(self.call, columns, first, last, size, lanes)
             return plan.marked(self.call, first, raw, None, [])
 
         return plan.example, rows, steps
@@ -287,7 +279,7 @@ class Source:
         flags = {name: columns[name] for name in ends.flags(columns)}
         follow = {name: columns[name] for pair in ends.follows.items() for name in pair}
         out = dict.fromkeys(("terminated", "truncated"), 0)
-        read = blocks(self.call, flags | follow, 0, rows, rows_per_block((flags | follow).values()))
+        read = _columns.blocks(self.call, flags | follow, 0, rows, _columns.rows_per_block((flags | follow).values()))
         for block in ends.mark_blocks(self.call, 0, read, None, []):
             out = {name: number + int(block[name].sum()) for name, number in out.items()}
         return {"rows": rows, "episodes": sum(out.values()), **out}

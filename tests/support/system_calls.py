@@ -27,8 +27,9 @@ import fbuf
 import fbuf.sharded
 from fbuf._formats.checkpoint import filesystem
 from fbuf._formats.checkpoint.directory import Folder
+from fbuf._host import codecs
 from fbuf._host.codecs import Zstd
-from fbuf._host.columns import chunked, chunked_file
+from fbuf._host.columns import chunked_file
 from fbuf._host.memory import file_arena
 from fbuf._host.store import row_updates
 from tests.support.paths import ROOT
@@ -325,7 +326,7 @@ def main(name: str, part: int, parts: int) -> None:
     """Run some cases of a target and print a line of JSON: how many there are, ran and failed a call, and what was wrong."""
     library, target = ctypes.CDLL(os.environ["LD_PRELOAD"]), TARGETS[name]
     file_arena.FileArena.small, row_updates._LEAST = 4096, 1500
-    chunked.PROBE_BYTES = chunked_file.PROBE_BYTES = 4096
+    codecs.PROBE_BYTES = chunked_file.PROBE_BYTES = 4096
     library.faults_last.restype = ctypes.c_char_p
     top = tempfile.mkdtemp(prefix="fbuf-calls-")
     base, folder = f"{top}/base", f"{top}/here"

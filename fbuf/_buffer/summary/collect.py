@@ -17,16 +17,8 @@ from jax import lax
 
 from fbuf._algorithms.block_grid import to_bits
 from fbuf._buffer import convert, read
-from fbuf._buffer.state import (
-    BufferConfig,
-    BufferState,
-    anchor_count,
-    anchor_set,
-    arrival_order,
-    ending,
-    is_anchor,
-    operation,
-)
+from fbuf._buffer import state as _state
+from fbuf._buffer.state import BufferConfig, BufferState, operation
 from fbuf._buffer.summary import statistics
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
@@ -94,7 +86,7 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, exists: jax
         return {}
     at = jnp.where(exists, slot, jnp.int32(buffer.capacity)).reshape(-1)
     values, _ = buffer.storage.read(state.rows, [Read(name, at) for name in buffer.ends])
-    flags = ending(buffer, dict(zip(buffer.ends, values, strict=True)), exists.shape)
+    flags = _state.ending(buffer, dict(zip(buffer.ends, values, strict=True)), exists.shape)
     end = anchors.has(flags, anchors.END) & exists
     first = exists[:1] & ~convert.may_have_lost_rows(buffer, state)[None, :]
     start = jnp.concatenate([first, end[:-1] & exists[1:]])
@@ -104,15 +96,15 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, exists: jax
 @operation
 def look(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferState, dict[str, Any]]:
     """Collect arrays; `number` of the newest rows per lane are compared."""
-    slot, exists = arrival_order(buffer, state)
+    slot, exists = _state.arrival_order(buffer, state)
     out: dict[str, Any] = {"exists": exists, **_ends(buffer, state, slot, exists)}
     if state.scatter is not None:
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
-        out["anchor"] = is_anchor(state, slot, exists)
+        out["anchor"] = _state.is_anchor(state, slot, exists)
         if buffer.view.rule.window:
             out["flags"] = jnp.where(exists, state.anchors.flags[slot], jnp.uint8(0))
-    said = buffer.sampler.inspect(state.sampler, anchor_set(buffer, state))
+    said = buffer.sampler.inspect(state.sampler, _state.anchor_set(buffer, state))
     if said is not None:
         out |= {name: array[slot] for name, array in said._asdict().items() if array is not None}
     priority = buffer.sampler.priority(state.sampler, slot)
@@ -124,7 +116,7 @@ def look(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferS
         newest = jnp.where(behind >= jnp.int32(0), newest, jnp.int32(buffer.capacity)).reshape(-1)
         out["hashes"] = _hashes(buffer, state, newest, newest.shape[0])
     stats = read.stats.core(buffer, state)[1]
-    available = buffer.sampler.available(state.sampler, jnp.sum(anchor_count(state), dtype=jnp.int32))
+    available = buffer.sampler.available(state.sampler, jnp.sum(_state.anchor_count(state), dtype=jnp.int32))
     return state, {**out, "stats": stats, "available": available}
 
 
@@ -132,7 +124,7 @@ def look(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferS
 def row_flags(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[jax.Array, jax.Array]]:
     """Return which rows uint8[L, E] in order of arrival are held, and their flags, 0 where there is none."""
     assert state.anchors is not None
-    slot, exists = arrival_order(buffer, state)
+    slot, exists = _state.arrival_order(buffer, state)
     return state, (exists, jnp.where(exists, state.anchors.flags[slot], jnp.uint8(0)))
 
 

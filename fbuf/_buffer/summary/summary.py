@@ -9,16 +9,9 @@ import jax
 import numpy as np
 
 from fbuf._buffer.state import COUNTERS, BufferConfig, BufferState
+from fbuf._buffer.summary import statistics
 from fbuf._buffer.summary.collect import Seen, distinct, seen, together, whole_rows
-from fbuf._buffer.summary.statistics import (
-    Episodes,
-    Histogram,
-    Quantiles,
-    effective_size,
-    histogram,
-    quantiles,
-    share_of_likeliest,
-)
+from fbuf._buffer.summary.statistics import Episodes, Histogram, Quantiles
 from fbuf._core import text_table
 from fbuf._core.arguments import is_int
 from fbuf._core.pytree import item_bytes, tree_bytes
@@ -255,7 +248,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
     compared = len(hashes[0]) if hashes else 0
     lengths, cut = found.episode_lengths() or (None, 0)
     seen = {"age": found.age[exists], "priority": priority, "episode length": lengths}
-    drawn = {name: histogram(values) for name, values in seen.items() if values is not None}
+    drawn = {name: statistics.histogram(values) for name, values in seen.items() if values is not None}
     leaves, parts = _bytes(buffer, state, size, {name: distinct(h) for name, h in found.hashes.items()})
     return Summary(
         buffer=repr(buffer),
@@ -264,14 +257,14 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
         anchors=anchors,
         available=found.available,
         unlearnt=found.stats.get("unlearnt"),
-        ages=quantiles(found.age[exists]),
-        drawn_ages=quantiles(ages, chance) if known else None,
-        priorities=None if priority is None else quantiles(priority),
-        effective_size=effective_size(chance) if chance is not None and known else None,
-        likeliest=share_of_likeliest(chance, 0.01) if chance is not None and known else None,
-        draws=None if found.draws is None else quantiles(found.draws[anchor]),
+        ages=statistics.quantiles(found.age[exists]),
+        drawn_ages=statistics.quantiles(ages, chance) if known else None,
+        priorities=None if priority is None else statistics.quantiles(priority),
+        effective_size=statistics.effective_size(chance) if chance is not None and known else None,
+        likeliest=statistics.share_of_likeliest(chance, 0.01) if chance is not None and known else None,
+        draws=None if found.draws is None else statistics.quantiles(found.draws[anchor]),
         draws_since=found.draws_since,
-        episodes=None if lengths is None else Episodes(lengths.size, quantiles(lengths), cut),
+        episodes=None if lengths is None else Episodes(lengths.size, statistics.quantiles(lengths), cut),
         leaves=leaves,
         parts=parts,
         compared=compared,

@@ -19,20 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fbuf._host.codecs import (
-    PROBE_BYTES,
-    PROBE_CHUNKS,
-    WORTHWHILE,
-    Codec,
-    Coder,
-    Copy,
-    Dictionary,
-    EncodedChunks,
-    Zstd,
-    ZstdCoder,
-    checksum,
-    coder_of,
-)
+from fbuf._host import codecs
+from fbuf._host.codecs import Codec, Coder, Copy, Dictionary, EncodedChunks, Zstd, ZstdCoder, checksum, coder_of
 from fbuf._host.columns import recompress
 from fbuf._host.columns.recompress import Packer, RecompressedChunks, RecompressJob
 from fbuf._host.memory.arena import Arena
@@ -275,7 +263,7 @@ class ChunkedColumn:
             staged.checksums.append(checksum(blob, dictionary))
             encoded += len(blob)
             total = self.closed + len(staged.blobs)
-            seen = total * k * self.row >= PROBE_BYTES or total >= PROBE_CHUNKS
+            seen = total * k * self.row >= codecs.PROBE_BYTES or total >= codecs.PROBE_CHUNKS
             if seen and not self.probed:
                 if not self._worthwhile(batch, staged, self.encoded + encoded, total):
                     staged.incompressible = True  # asked again if the write fails
@@ -289,10 +277,10 @@ class ChunkedColumn:
 
     def _worthwhile(self, batch: Batch, staged: Staged, encoded: int, total: int) -> bool:
         """Return whether the column compresses; rows that repeat one another may need a dictionary first."""
-        if total * self.k * self.row >= WORTHWHILE * encoded:
+        if total * self.k * self.row >= codecs.WORTHWHILE * encoded:
             return True
         mean = self._renew(batch, staged, total)
-        return mean is not None and self.k * self.row >= WORTHWHILE * mean
+        return mean is not None and self.k * self.row >= codecs.WORTHWHILE * mean
 
     def _renew(self, batch: Batch, staged: Staged, total: int) -> float | None:
         lane, chunk = self.live(batch.before, batch.low and batch.low[0])
