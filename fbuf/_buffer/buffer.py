@@ -12,6 +12,7 @@ call is one dispatch, and a call inside jit is inlined. `fbuf._core.control_flow
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 import jax
@@ -93,7 +94,8 @@ class Buffer(BufferConfig):
 
     def __dir__(self) -> list[str]:
         """Return the fields and methods, without what `BufferConfig` derives."""
-        return [name for name in super().__dir__() if not isinstance(getattr(BufferConfig, name, None), property)]
+        derived = property, functools.cached_property
+        return [name for name in super().__dir__() if not isinstance(getattr(BufferConfig, name, None), derived)]
 
     # ------------------------------------------------------------------------------------------------ making
 

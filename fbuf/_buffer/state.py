@@ -57,23 +57,23 @@ class BufferConfig:
     on_write: Any = None  # kept as a Chain, or None
     on_read: Any = None
 
-    @property
+    @functools.cached_property
     def geometry(self) -> Geometry:
         """Lanes, and rows per lane."""
         lanes = self.lanes or 1
         return Geometry(lanes, self.capacity // lanes, self.writer.streams)
 
-    @property
+    @functools.cached_property
     def ends(self) -> tuple[str, ...]:
         """Leaves that end an episode."""
         return tuple(dict.fromkeys((*self.view.episode_fields()[0], *self.episode_end)))
 
-    @property
+    @functools.cached_property
     def rule(self) -> AnchorRule:
         """Which rows can be drawn: the view's rule, with the leaves that end episodes."""
         return dataclasses.replace(self.view.rule, ends=self.ends, terminated=self.view.episode_fields()[1])
 
-    @property
+    @functools.cached_property
     def dense(self) -> bool:
         """Whether every row held is an anchor."""
         return self.view.rule == _EVERY_ROW and not self.sampler.by_episode

@@ -140,7 +140,7 @@ class Transition(View):
     def reads_pairs(self) -> tuple[str | None, ...]:
         return self.reward, self.episode
 
-    @property
+    @functools.cached_property
     def rule(self) -> AnchorRule:
         return AnchorRule(
             "steps",
