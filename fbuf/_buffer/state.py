@@ -133,7 +133,7 @@ def unpack(packed: Array) -> Header:
     return Header(ring, part(1, len(COUNTERS), jnp.uint32), part(0, 1).reshape(packed.shape[:-1]))
 
 
-def host_ring(header: Array) -> tuple[np.ndarray[Any, Any], ...]:
+def host_ring(header: Any) -> tuple[np.ndarray[Any, Any], ...]:
     """Return cursors, sizes and laps of one state as NumPy arrays, after waiting for it."""
     cursor, size, lap = np.array(header)[1 + len(COUNTERS) :].reshape(3, -1)
     return cursor, size, lap.view(np.uint32)

@@ -36,7 +36,7 @@ class HostRings:
     def read(self, header: jax.Array, more: int = 0) -> Rings:
         """Return the rings of a header after `more` rows in each lane, at most as many as a lane holds."""
         if header is not self._header:
-            cursor, size, lap = (part.astype(np.int64) for part in host_ring(header))
+            cursor, size, lap = (part.astype(np.int64) for part in host_ring(memoryview(header)))
             beside = not (cursor - cursor[0]).any() and not (lap - lap[0]).any()
             next_slot = int(cursor[0]) * self._geometry.lanes if beside else None
             self._rings = Rings(cursor, size, lap, int(size.sum()), _generations(lap), next_slot)
