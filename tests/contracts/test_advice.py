@@ -10,6 +10,7 @@ import pytest
 
 import fbuf
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 
 
 def filled(**parts):
@@ -108,7 +109,7 @@ def test_episodes_that_are_too_short_and_rows_that_were_drawn():
 
 @pytest.mark.parametrize("to", ["jax", "numpy"])
 @pytest.mark.parametrize(
-    "sampler", [fbuf.samplers.Epoch(), fbuf.samplers.Consume(), fbuf.samplers.Prioritized(replace=False)]
+    "sampler", by_tier(fbuf.samplers.Epoch(), fbuf.samplers.Prioritized(replace=False), more=[fbuf.samplers.Consume()])
 )
 def test_a_batch_larger_than_the_rows_that_are_drawn_once_warns_once(sampler, to):
     replay = fbuf.Replay(fbuf.Buffer(100, sampler=sampler), {"t": 0})

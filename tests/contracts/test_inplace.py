@@ -17,7 +17,7 @@ import fbuf
 from fbuf.testing import assert_inplace, measure
 from tests.support import inplace
 from tests.support.refusals import raises
-from tests.support.tables import checks, one_of, pairwise
+from tests.support.tables import by_tier, checks, one_of, pairwise
 from tests.support.trees import row_with
 
 pytestmark = pytest.mark.in_place
@@ -26,10 +26,12 @@ pytestmark = pytest.mark.in_place
 QUICK = [
     ("scan", "uniform", "row", "se"),
     ("scan", "prioritized", "transition", "esu"),
+]
+FURTHER = [
     ("scan", "everything", "row", "estu"),  # `t` reads the largest priority, which comes from a tree
     ("scan", "ranked", "row", "estu"),
 ]
-test_samplers_are_in_place = checks((inplace.check_order, QUICK))
+test_samplers_are_in_place = checks((inplace.check_order, QUICK), more=[(inplace.check_order, FURTHER)])
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_control_without_pin_leaves_are_copied(no_pin):
         inplace.in_scan(inplace.buffer_of("prioritized", "row", capacity=no_pin), "soe")
 
 
-@pytest.mark.parametrize("form", ["jit", "scan"])
+@pytest.mark.parametrize("form", by_tier("jit", more=["scan"]))
 def test_control_a_dropped_state_copies(form):
     buffer = inplace.buffer_of("uniform", "row")
 
@@ -72,7 +74,7 @@ def test_control_a_dropped_state_copies(form):
     check(carried=True)
 
 
-@pytest.mark.parametrize("storage", ["Device", "Deduplicated", "Compressed"])
+@pytest.mark.parametrize("storage", by_tier("Device", "Compressed", more=["Deduplicated"]))
 def test_a_step_may_use_its_batch_and_not_return_it(storage):
     keys = {} if storage == "Device" else {"keys": ("obs",)}
     settings = {"storage": getattr(fbuf.storages, storage)(**keys), "sampler": fbuf.samplers.Prioritized()}

@@ -90,8 +90,9 @@ def test_every_read_sees_new_priorities(read: str, tmp_path: Path) -> None:
     assert READS[read](replay, tmp_path) == pytest.approx(7, rel=1e-4)
 
 
-def test_what_is_refused_raises_at_once() -> None:
-    replay = filled()
+@pytest.mark.parametrize("replace", [True, False])
+def test_what_is_refused_raises_at_once(replace: bool) -> None:
+    replay = filled(sampler=fbuf.samplers.Prioritized(replace=replace))
     index = replay.sample(4, to="numpy").index
     for bad in (np.float32(np.nan), np.float64(np.inf)):
         with pytest.raises(ValueError, match="1 priorities are NaN"):

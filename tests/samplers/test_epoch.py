@@ -97,6 +97,7 @@ def test_everyone_is_as_likely_at_every_place_and_so_is_every_pair():
     support.check_places(Epoch(), 7, 8_000)
 
 
+@pytest.mark.more
 @pytest.mark.in_place
 def test_a_scan_copies_nothing():
     support.check_inplace("steps", "es")

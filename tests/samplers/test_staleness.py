@@ -135,6 +135,7 @@ def test_counts_do_not_overflow():
     assert int(state.sampler.stamp[-1, 0]) < 0
 
 
+@pytest.mark.more
 @pytest.mark.in_place
 def test_steps_are_in_place():
     view = same_step.Transition(n_step=3, stack=4)

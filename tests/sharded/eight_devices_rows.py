@@ -222,17 +222,3 @@ def test_an_episode_of_shards_plays():
     for number in range(-10, 10):
         plain, shards = (fbuf.plot.episode(pair, number) for pair in zip((buffer, sharded), states, strict=True))
         assert shards.track == plain.track
-
-
-@pytest.mark.more
-def test_new_rows_have_the_largest_priority_that_any_shard_holds():
-    """Some shards overwrite the window of the largest priority in steps that open none."""
-    view = fbuf.views.Sequence(4, stride=4, autoreset="same_step")
-    buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=Prioritized(largest="held"), view=view)
-    sharded = Sharded(buffer, support.mesh_of())
-    state, one = support.fill(sharded), support.fill(buffer)
-    row = jax.tree.map(lambda leaf: leaf[:1], support.rows_and_masks()[0])
-    write, write_one = jax.jit(sharded.extend), jax.jit(buffer.extend)
-    for _ in range(support.LENGTH):
-        state, one = write(state, row), write_one(one, row)
-    np.testing.assert_array_equal(sharded.priorities(state), buffer.priorities(one))

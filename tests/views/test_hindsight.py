@@ -198,6 +198,7 @@ def test_goals_are_of_the_same_episode(view, strategy, lanes):
     follow(view, strategy, lanes, seed=0)
 
 
+@pytest.mark.more
 def test_goals_beside_stacked_frames():
     """Where only the frames are stacked, goals and rewards are those of the newest of whole stacks."""
     number = np.arange(40)

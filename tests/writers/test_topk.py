@@ -256,6 +256,7 @@ def test_what_cannot_rank_is_named():
     refusals.check_all(UNRANKED, {"init": lambda rank: buffer_of(rank).init(example), "TopK": TopK})
 
 
+@pytest.mark.more
 @pytest.mark.in_place
 def test_a_step_copies_nothing():
     check_inplace("scan")
