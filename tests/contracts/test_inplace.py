@@ -74,7 +74,7 @@ def test_control_a_dropped_state_copies(form):
     check(carried=True)
 
 
-@pytest.mark.parametrize("storage", by_tier("Device", "Compressed", more=["Deduplicated"]))
+@pytest.mark.parametrize("storage", by_tier("Device", more=["Deduplicated", "Compressed"]))
 def test_a_step_may_use_its_batch_and_not_return_it(storage):
     keys = {} if storage == "Device" else {"keys": ("obs",)}
     settings = {"storage": getattr(fbuf.storages, storage)(**keys), "sampler": fbuf.samplers.Prioritized()}

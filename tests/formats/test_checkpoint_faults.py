@@ -17,6 +17,7 @@ from fbuf._formats.checkpoint import data_file, directory, filesystem
 from fbuf._formats.checkpoint.filesystem import data_name
 from tests.support import checkpoint_faults as support
 from tests.support.memory_disk import PATH, Faulty, Killed, Memory, disk_of, load, same, save
+from tests.support.tables import by_tier
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +133,7 @@ def test_a_read_that_fails_is_repeated(times, monkeypatch):
     assert at > 5
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", by_tier(*NUMBERS[:3], more=NUMBERS))
 def test_what_the_disk_does_not_read_is_neither_damaged_nor_removed(number, monkeypatch):
     monkeypatch.setattr(filesystem, "_PAUSES", (0.0,))
     base, damaged = disk_of(1, 2), set(directory.DAMAGED_SAVES)

@@ -188,8 +188,11 @@ def test_draws_go_on_after_rows_that_could_not_be_stored(sampler):
     ("sampler", "view"),
     by_tier(
         ({"normalize": "buffer"}, fbuf.views.Row()),
-        ({}, fbuf.views.Sequence(4, episode_end=(), boundary="mask")),
-        more=[({"largest": "held"}, fbuf.views.Row()), ({}, fbuf.views.Sequence(3, episode_end=()))],
+        more=[
+            ({"largest": "held"}, fbuf.views.Row()),
+            ({}, fbuf.views.Sequence(3, episode_end=())),
+            ({}, fbuf.views.Sequence(4, episode_end=(), boundary="mask")),
+        ],
     ),
     ids=repr,
 )

@@ -21,7 +21,7 @@ from tests.support import priorities, refusals, same_step
 from tests.support.platforms import as_on_gpus
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of
 from tests.support.refusals import raises
-from tests.support.tables import one_of
+from tests.support.tables import by_tier, one_of
 from tests.support.uniformity import chi_square_z, lanes_out_of_step
 
 
@@ -132,7 +132,7 @@ def test_a_batch_larger_than_what_there_is():
     assert sorted(batch.data[:4].tolist()) == [0, 1, 2, 3] and not batch.mask[4:].any()
 
 
-@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("replace", by_tier(False, more=[True]))
 def test_gpus_draw_the_same_rows_where_every_priority_is_zero(replace):
     view = fbuf.views.Sequence(2, episode="id", episode_end=())  # its anchors have flags
     buffer = fbuf.Buffer(37, view=view, sampler=Prioritized(eps=0.0, replace=replace))
@@ -154,7 +154,7 @@ def test_gpus_draw_the_same_rows_where_every_priority_is_zero(replace):
         jax.tree.map(np.testing.assert_array_equal, *both(state))
 
 
-@pytest.mark.parametrize(("n_step", "stack", "lanes"), [(1, None, 2), (2, 3, 1)])
+@pytest.mark.parametrize(("n_step", "stack", "lanes"), by_tier((1, None, 2), more=[(2, 3, 1)]))
 def test_accelerators_write_each_slot_of_a_priority_once(n_step, stack, lanes, monkeypatch):
     """A slot closes and opens again in one write: in any order, its priority is that of the row that opens."""
     view = same_step.Transition(n_step=n_step, stack=stack)

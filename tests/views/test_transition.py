@@ -9,7 +9,7 @@ import pytest
 
 import fbuf
 from fbuf.views import Transition
-from tests.support.tables import checks
+from tests.support.tables import by_tier, checks
 from tests.support.trees import row_with
 
 CASES = [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")]  # n_step, stack, pad
@@ -185,7 +185,7 @@ def test_the_pool_of_frames_holds_every_stack(pad):
         np.testing.assert_array_equal(np.take_along_axis(pool, start[:, None] + np.arange(3), axis=1), slots)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", by_tier("final", more=LAYOUTS))
 def test_leaves_that_are_not_stacked_are_the_newest_of_their_stack(layout):
     episodes = episodes_of(np.random.default_rng(0), 60)
     rows = stored(episodes, layout)
