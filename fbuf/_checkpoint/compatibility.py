@@ -114,8 +114,7 @@ def _same_stages(saved: Any, target: Buffer) -> Any:
     """Return the stages of `on_read` that keep their state: those saved under the same names."""
     if target.on_read is None:
         return None
-    pairs = [pair["tuple"] for pair in saved["stages"]["tuple"]] if saved is not None else []
-    was = {name: stage for name, stage in pairs}
+    was = {} if saved is None else dict(pair["tuple"] for pair in saved["stages"]["tuple"])
     return tuple(pair for pair in target.on_read if was.get(pair[0]) == config_json.to_json(pair[1]))
 
 

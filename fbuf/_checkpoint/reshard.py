@@ -83,7 +83,8 @@ def reshard(call: str, reader: Buffer, parts: Sequence[BufferState], target: Buf
     left = {"rows": None, "header": None} | ({} if joined is None else {"sampler": None})
     kept = [dataclasses.replace(part, **left) for part in parts]
     fresh = dataclasses.replace(empty, **left)
-    made = jax.tree.map(lambda *nodes: _join(moved, *nodes), fresh, *kept, is_leaf=_is_known)
+    known = AnchorQueue, SlotPool
+    made = jax.tree.map(lambda *nodes: _join(moved, *nodes), fresh, *kept, is_leaf=lambda node: isinstance(node, known))
     made = dataclasses.replace(
         made, rows=stored, header=empty.header, **({} if joined is None else {"sampler": joined})
     )
@@ -148,10 +149,6 @@ def _write(call: str, reader: Buffer, target: Buffer, parts: Sequence[BufferStat
             (part, SlotRemap(reader.geometry, target.geometry, old.astype(np.int32), new.astype(np.int32), None))
         )
     return resize.move_rows(call, reader, target, pairs)
-
-
-def _is_known(node: Any) -> bool:
-    return isinstance(node, (AnchorQueue, SlotPool))
 
 
 def _join(moved: SlotJoin, fresh: Any, *parts: Any) -> Any:

@@ -193,10 +193,7 @@ def rounded(value: float | None) -> float | None:
 
 def _pixels(rows: np.ndarray) -> np.ndarray:
     """Return uint8[N, H, W, 1 or 3]: the newest frame of each stack."""
-    if rows.dtype == np.uint8:
-        frames = as_stacks(rows)[:, -1]
-    else:
-        frames = (to_images(rows)[:, -1] * 255 + 0.5).astype(np.uint8)
+    frames = as_stacks(rows)[:, -1] if rows.dtype == np.uint8 else (to_images(rows)[:, -1] * 255 + 0.5).astype(np.uint8)
     if max(frames.shape[1:3]) > SIDE:
         frames = np.stack([(shrunk(frame, SIDE) + 0.5).astype(np.uint8) for frame in frames])
     if frames.shape[-1] == 3 and bool((frames == frames[..., :1]).all()):

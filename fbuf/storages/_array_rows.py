@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._core.packed_leaf import PackedLeaf, pack, packing_for, unpack, zeros
-from fbuf._core.pytree import Spec, item_bytes
+from fbuf._core.pytree import Spec, is_under, item_bytes, under
 
 HostPlan = tuple[int, str, int]
 """Host bytes of a full buffer, how they are known, and the bytes without compression."""
@@ -107,6 +107,6 @@ def select_leaves(call: str, keys: tuple[str, ...] | None, spec: Spec, least: in
     if not keys:
         raise ValueError(f"{call}: keys is empty; expected names of leaves ({', '.join(spec)}). Use storages.Device().")
     for key in keys:
-        if not any(name == key or name.startswith(key + "/") for name in spec):
+        if not under(key, spec):
             raise ValueError(f"{call}: keys names '{key}', but rows have {', '.join(spec)}. Use one of those.")
-    return tuple(n for n in spec if any(n == key or n.startswith(key + "/") for key in keys))
+    return tuple(name for name in spec if is_under(name, keys))

@@ -28,7 +28,6 @@ import fbuf.sharded
 from fbuf._formats.checkpoint import filesystem
 from fbuf._formats.checkpoint.directory import Folder
 from fbuf._host import codecs
-from fbuf._host.codecs import Zstd
 from fbuf._host.columns import chunked_file
 from fbuf._host.memory import file_arena
 from fbuf._host.store import row_updates
@@ -291,7 +290,7 @@ COMPRESSED = {"storage": fbuf.storages.Compressed(keys=("obs",))}
 
 
 def encoded(path: str) -> Any:
-    return fbuf.storages.Compressed(path=path, keys=("t", "obs"), codec=Zstd(chunk=4))
+    return fbuf.storages.Compressed(path=path, keys=("t", "obs"), codec=codecs.Zstd(chunk=4))
 
 
 TARGETS: dict[str, Any] = {

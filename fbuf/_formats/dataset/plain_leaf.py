@@ -104,9 +104,7 @@ class FileRows:
         size, offset = int(self._size[i]), int(self._offset[i])
         file = self._files[self._file[i]]
         data = memoryview(bytearray(size))
-        right = (
-            file.crc(offset, size, data) == self._crc[i] or file.crc(offset, size, data) == self._crc[i]
-        )  # read again
+        right = any(file.crc(offset, size, data) == self._crc[i] for _ in range(2))  # read again
         if not right or (self._bool and np.frombuffer(data, np.uint8).max() > 1):
             raise StoreCorrupted(f"{file.path} is damaged in bytes {offset} to {offset + size}: wrong crc32")
         self._checked[i] = True

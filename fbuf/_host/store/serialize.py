@@ -63,7 +63,7 @@ def check_counts(count: Array, lanes: int) -> None:
 def save(part: ColumnData, count: Array) -> dict[str, Any]:
     """Return a column as arrays, to be read later, when its lanes have int64[E] `count` rows."""
     if isinstance(part, RawColumn | RawFileColumn):
-        return _save_ring(part, count)
+        return {"rows": part.saved(count), "places": np.array([part.places], np.int64)}
     if isinstance(part, ChunkedColumn):
         return save_chunks(part, count)
     assert isinstance(part, StackedColumn)
@@ -82,10 +82,6 @@ def load(part: ColumnData, arrays: Sources, count: Array) -> None:
     else:
         assert isinstance(part, StackedColumn)
         _load_stacks(part, arrays, count)
-
-
-def _save_ring(ring: RawColumn | RawFileColumn, count: Array) -> dict[str, Any]:
-    return {"rows": ring.saved(count), "places": np.array([ring.places], np.int64)}
 
 
 def _load_ring(ring: RawColumn | RawFileColumn, arrays: Sources, count: Array) -> None:

@@ -388,10 +388,7 @@ def window_index(mixture: MixtureConfig, states: Any, index: Index) -> tuple[Any
     found = jax.tree.map(lambda leaf: leaf[:, None], index)
     for number, (name, buffer) in enumerate(mixture.members):
         rows = buffer.window_index(states[name], route(index, number, buffer))
-        if rows.shard is None:
-            inside = rows.slot < jnp.int32(buffer.capacity)
-        else:
-            inside = rows.shard < jnp.int32(buffer.shards)
+        inside = rows.slot < jnp.int32(buffer.capacity) if rows.shard is None else rows.shard < jnp.int32(buffer.shards)
         source = jnp.where(inside, jnp.int32(number), jnp.int32(len(mixture.members)))
         rows = dataclasses.replace(rows, source=source, slot=jnp.where(inside, rows.slot, jnp.int32(0)))
         mine = index.source[:, None] == jnp.int32(number)
