@@ -142,9 +142,14 @@ def _drop_first(bits: Array) -> Array:
     return jnp.stack([one_left, jnp.where(one == jnp.uint32(0), two_left, two)], axis=1)
 
 
-def _find_one_by_one(names: Array, words: Array, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
+def _find(table: Table, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
     """Return the slot and the place of each block among the slots with its fingerprint, int32[A] twice; 0 if unknown."""
+    return control_flow.platform_dependent(
+        table.names, table.words, blocks, matches, bucket, gpu=_find_at_once, default=_find_one_by_one
+    )
 
+
+def _find_one_by_one(names: Array, words: Array, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
     def look(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         bits, slot, place = carry
         way = _first_way(bits, bucket)
@@ -342,9 +347,7 @@ def insert(
         bucket = _buckets(*hashes, slots // WAYS)
         near = _rows(table.prints, bucket)
         matches = jnp.where(valid[:, None], _bits(near == prints[:, None, None]), jnp.uint32(0))
-        found, place = control_flow.platform_dependent(
-            table.names, table.words, blocks, matches, bucket, gpu=_find_at_once, default=_find_one_by_one
-        )
+        found, place = _find(table, blocks, matches, bucket)
         there = found != jnp.int32(0)
         revived = there & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
         missing = valid & ~there
