@@ -28,7 +28,8 @@ from fbuf._core.pytree import Leaves
 Ranges = Iterator[tuple[str, Any, Any, Any]]
 """What fields of a state hold; see `fbuf._core.component.state`."""
 FEW = 4  # lanes whose numbers are selected and added one by one, which XLA fuses with the reader
-_FEW_CHANNELS, _MOST_TILES = 16, 32  # of rows that a TPU reads tile by tile; its program grows with them
+_FEW_CHANNELS, _MOST_PARTS = 16, 32  # of rows that a TPU reads in parts; its program grows with them
+_MOST_BYTES = 48 * 2**20  # of such a batch without channels, whose parts are joined in VMEM
 _MANY = 2**32 - 2**20  # rows, beyond which the float32 sum cannot exclude an overflow
 
 
@@ -299,8 +300,9 @@ def read_rows(array: Any, slot: jax.Array) -> jax.Array:
         return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
     if array.packing.form == "tiles":
         read_tiles = functools.partial(_read_tiles, packing=array.packing)
-        by_tile = at.ndim > 1 and _has_odd_channels(array.packing)
-        on_tpus = functools.partial(_read_by_tile if by_tile else _read_halves, packing=array.packing)
+        lines = _lines_read(array.packing, array.dtype, at.shape) if at.ndim > 1 else 0
+        on_tpus = functools.partial(_read_parts, lines=lines) if lines else _read_halves
+        on_tpus = functools.partial(on_tpus, packing=array.packing)
         return control_flow.platform_dependent(array.array, inside, at, cpu=read_tiles, gpu=read_tiles, default=on_tpus)
     # Rows last: a TPU pads the last axis of an array, here the elements of a row, to 128.
     within = jnp.arange(array.packing.elements, dtype=jnp.int32).reshape((-1,) + (1,) * at.ndim)
@@ -319,20 +321,34 @@ def _read_halves(stored: jax.Array, inside: jax.Array, at: jax.Array, packing: P
     return jnp.concatenate([_read_tiles(stored, *part, packing) for part in parts])
 
 
-def _has_odd_channels(packing: Packing) -> bool:
-    """Return whether rows of few enough tiles end in a few channels that do not divide the 128 of a tile."""
-    channels = packing.shape[-1]
-    odd = channels < _FEW_CHANNELS and TILE[1] % channels != 0
-    return odd and packing.stored[0] <= _MOST_TILES * TILE[0]
+def _lines_read(packing: Packing, dtype: Any, windows: tuple[int, ...]) -> int:
+    """Return the lines of each row that a TPU reads at once for windows `[B, T]`; 0: whole rows."""
+    if _has_channels(packing):
+        lines = TILE[0]
+    else:  # parts of bytes, if the batch is stored without padding, and not copied through the chip's main memory
+        dense = packing.shape[-1] % 32 == 0 or windows[1] == 4 or windows[1] % 8 == 0
+        small = math.prod(windows) * packing.elements <= _MOST_BYTES
+        lines = TILE[0] // 2 if dense and small and jnp.dtype(dtype).itemsize == 1 else 0
+    return lines if packing.stored[0] <= _MOST_PARTS * lines else 0
 
 
-def _read_by_tile(stored: jax.Array, inside: jax.Array, at: jax.Array, packing: Packing) -> jax.Array:
-    """Read a tile of every row after another: a TPU pads the channels of whole rows to 128 while it copies them."""
-    tiles, number = stored.reshape(-1, *TILE), packing.stored[0] // TILE[0]
-    starts = at * jnp.int32(number)
-    parts = [tiles.at[starts + jnp.int32(tile)].get(mode="promise_in_bounds") for tile in range(number)]
-    flat = jnp.concatenate([zero_unless(inside, part).reshape((*at.shape, math.prod(TILE))) for part in parts], axis=-1)
-    return lax.optimization_barrier(flat[..., : packing.elements].reshape(at.shape + packing.shape))
+def _has_channels(packing: Packing) -> bool:
+    """Return whether rows end in a few channels, which a TPU pads to 128 where it copies parts of a batch."""
+    return 1 < packing.shape[-1] < _FEW_CHANNELS
+
+
+def _read_parts(stored: jax.Array, inside: jax.Array, at: jax.Array, packing: Packing, lines: int) -> jax.Array:
+    """Read the first lines of every row, then the next: a TPU orders each part as the batch, whose first axis is innermost."""
+    parts, number, size = stored.reshape(-1, lines, TILE[1]), packing.stored[0] // lines, lines * TILE[1]
+    found = []
+    for start in range(0, packing.elements, size):
+        part = parts.at[at * jnp.int32(number) + jnp.int32(start // size)].get(mode="promise_in_bounds")
+        part = zero_unless(inside, part).reshape((*at.shape, size))
+        found.append(jnp.moveaxis(part, 0, -1)[..., : packing.elements - start, :])
+    elements = jnp.concatenate(found, axis=-2)
+    if not _has_channels(packing):
+        return jnp.moveaxis(lax.optimization_barrier(elements), -1, 0).reshape(at.shape + packing.shape)
+    return lax.optimization_barrier(jnp.moveaxis(elements, -1, 0).reshape(at.shape + packing.shape))
 
 
 def expand(mask: jax.Array, ndim: int) -> jax.Array:

@@ -17,6 +17,7 @@ FORMS = {
     "tiles, padded": ((36, 84), np.uint8),
     "tiles, whole": ((2, 1024), jnp.bfloat16),
     "tiles, channels": ((37, 55, 3), np.uint8),
+    "tiles, bytes": ((115, 128), np.uint8),  # the last half of the last tile is padding
 }
 
 
@@ -43,7 +44,7 @@ def test_the_form_follows_from_the_row(shape, dtype, capacity, form):
         assert packing.stored[0] % 8 == 0 and packing.stored[1] == 128
 
 
-@pytest.mark.parametrize("name", by_tier("flat, bool", "tiles, channels", more=FORMS))
+@pytest.mark.parametrize("name", by_tier("flat, bool", "tiles, channels", "tiles, bytes", more=FORMS))
 def test_packed_rows_are_those_of_an_array(name):
     item, dtype = FORMS[name]
     rng, capacity = np.random.default_rng(0), 7
