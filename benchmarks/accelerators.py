@@ -136,9 +136,8 @@ def page(found: dict[Step, Found]) -> str:
         "the bytes of a program, and its text what it does. `python -m benchmarks.accelerators` writes this page; "
         "`tests/accelerators` compiles the steps again, and fails where temporaries or operations grew by more than 5 %, or "
         "launches or waits at all. No step takes more temporaries than what it is given and returns, and 1 MB, on a TPU 6 MB; "
-        "`Deduplicated` three times that, and callbacks on a v5p 64 MB more. Of frames a v5p's program holds half of a batch "
-        "in tiles too: windows, of which 29 MB are returned, take 17, and less only if they are copied more often, or if "
-        "stacks take more. Images of 3 channels are read tile by tile.",
+        "`Deduplicated` three times that, and callbacks on a v5p 64 MB more. Windows and stacks of frames and images are read "
+        "in parts of their rows: of images a v5p's program holds a batch in another order too.",
         "A step extends by 4 rows of 8 lanes, draws 256 and, if there are priorities, sets theirs; the state is donated. "
         "*padded*: bytes of the state's arrays over those of its rows. *temporaries*: what the program allocates besides, in "
         "MB. *operations*: those of a TPU's program outside fusions; *launches*: the kernels of a GPU's. A loop of unknown "

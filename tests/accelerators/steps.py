@@ -26,11 +26,12 @@ REST = {
 ROWS: dict[str, dict[str, Any]] = {
     "frames": REST | {"obs": leaf((84, 84), jnp.uint8)},
     "images": REST | {"obs": leaf((64, 64, 3), jnp.uint8)},
+    "images of 4": REST | {"obs": leaf((64, 64, 4), jnp.uint8)},
     "vectors": REST | {"obs": leaf((17,), jnp.float32), "action": leaf((6,), jnp.float32)},
     "floats": REST | {"obs": leaf((8,), jnp.float32)},
     "goals": REST | {"obs": {name: leaf((3,), jnp.float32) for name in ("achieved_goal", "desired_goal", "position")}},
 }
-"""Rows by name: frames of Atari, images in colour, observations and actions of MuJoCo, eight floats, and goals of three."""
+"""Rows by name: frames of Atari, images of 3 and 4 channels, observations and actions of MuJoCo, 8 floats, goals of 3."""
 
 
 def _reward(achieved: Any, goal: Any) -> Any:
@@ -109,6 +110,7 @@ ON_ONE = (
         for parts in WINDOWS
     ),
     (SMALL, "images", "windows"),
+    (SMALL, "images of 4", "prioritized, stacks"),
     *((LARGE, "floats", parts) for parts in SAMPLERS),
     *((LARGE, "floats", parts) for parts in ("top k", "reservoir")),
     (LARGE, "goals", "hindsight"),
@@ -150,7 +152,7 @@ FOR_TPUS = 5 * 2**20
 """More of them on a TPU, whose compiler takes kilobytes for each operation."""
 EXCEPTIONS = {("v5p", parts): 64 * 2**20 for parts in {parts for _, _, parts in ON_HOST}}
 """More of them by device and parts: a program with callbacks takes 64 MiB more on a v5p than on a v5e."""
-PADDED = {"frames": 1.05, "images": 1.05, "deduplicated": 1.13}
+PADDED = {"frames": 1.05, "images": 1.05, "images of 4": 1.05, "deduplicated": 1.13}
 """Bytes of the arrays over those of the rows, by rows or parts; else 1.1. TPUs store 49 ids of a row as 56, 36 words as 40."""
 
 
