@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
@@ -57,13 +58,14 @@ class Index:
     birth: Any = None
 
 
-_LATER = frozenset(("index", "probability", "weight", "mask"))
+_DEFERRED = frozenset(("index", "probability", "weight", "mask"))
+"""Fields of a `Sample` that may be computed when one of them is first read."""
 
 
 class _Ragged:
     """The `lazy` property of `Sample` and `Rows`, and advice for leaves that are asked of the batch itself.
 
-    Fields that `_later`, if any, returns by name are computed when one of them is first read.
+    `_compute_deferred`, where a batch has it, returns the `_DEFERRED` fields by name.
     """
 
     data: PyTree
@@ -72,8 +74,8 @@ class _Ragged:
 
     def __getattr__(self, name: str) -> Any:
         kind, fix = type(self).__name__, ""
-        if name in _LATER and (later := self.__dict__.get("_later")) is not None:
-            for field, value in later().items():
+        if name in _DEFERRED and (compute := self.__dict__.get("_compute_deferred")) is not None:
+            for field, value in compute().items():
                 self.__dict__.setdefault(field, value)  # another thread may have been first
             return self.__dict__[name]
         if name == "lazy":  # the property raised
@@ -84,6 +86,15 @@ class _Ragged:
         if isinstance(data, Mapping) and name in data:
             fix = f". Write batch.data['{name}']"
         raise AttributeError(f"{kind} has no attribute '{name}'{fix}.")
+
+    def __getstate__(self) -> dict[str, Any]:  # of copies and pickles
+        return {name: getattr(self, name) for name in self._fields()}
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._fields()})
+
+    def _fields(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise TypeError(

@@ -103,11 +103,10 @@ class EpochDraws(HostDraws):
             position, *_, number, taken, left = self._draw
             after, drawn = batch
             if number.size < size:
-                rest = drawn.rest()
-                for leaf in (*drawn.leaves, *rest):
+                slots, *others = drawn.rest()
+                for leaf in (*drawn.leaves, *others):
                     leaf[number.size :] = 0
-                rest[0][number.size :] = self._buffer.capacity  # slots
-                drawn = drawn._replace(rest=lambda: rest)
+                slots[number.size :] = self._buffer.capacity
             batch = after, drawn._replace(last=np.array(left < self._least(size)))
             self._position, self._waits = position._replace(taken=taken), True
         return batch

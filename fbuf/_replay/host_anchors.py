@@ -43,7 +43,7 @@ class HostAnchors:
         # Flags that a row has because of those of the row before.
         self._follows = [_following(before, rule.reset_rows) for before in range(256)]
         self._known: tuple[Any, int] = None, 0
-        self._none = [0] * self._lanes
+        self._no_ends = [0] * self._lanes
         self._decided: dict[Any, tuple[Any, tuple[int, ...]]] = {}  # what the view's `opened` returns, by its arguments
 
     def follow(self, state: BufferState, arrays: HeldArrays, rings: Rings, block: RowBlock | None) -> int:
@@ -87,13 +87,17 @@ class HostAnchors:
         if self._closes is None:
             self._closes = self._closed_by(held, len(self._by_step))
         ends = self._ends(block, step, last)
-        while step < last:
-            end, stop = ends.get(step, self._none), min((at for at in ends if at > step), default=last)
-            step += self._add_alike(step, end, stop - step) or self._add_each(step, end, held.item)
+        for stop in (*ends, last):
+            while step < stop:
+                step += self._add_uniform(step, self._no_ends, stop - step) or self._add_each(
+                    step, self._no_ends, held.item
+                )
+            if step < last:
+                step += self._add_uniform(step, ends[step], 1) or self._add_each(step, ends[step], held.item)
         self._seen, self.total = last, sum(self._left) + sum(self._more)
 
     def _ends(self, block: RowBlock, first: int, last: int) -> dict[int, list[int]]:
-        """Return the flags of the rows that end episodes: by step, of each lane."""
+        """Return the flags of the rows that end episodes: by step, in their order, of each lane."""
         lanes, ended = self._lanes, [0] * ((last - first) * self._lanes)
         for leaf, bits in self._bits:
             column = block.columns[leaf][first:last].reshape(-1).tolist()
@@ -104,10 +108,10 @@ class HostAnchors:
         steps = enumerate((ended[number : number + lanes] for number in range(0, len(ended), lanes)), first)
         return {step: flags for step, flags in steps if any(flags)}
 
-    def _add_alike(self, step: int, end: list[int], most: int) -> int:
+    def _add_uniform(self, step: int, end: list[int], most: int) -> int:
         """Add a row that opens an anchor in every lane, or none in any.
 
-        Return the number of rows added: up to `most` where each does as the one before; 0 if lanes differ.
+        Return the number of rows added: up to `most` transitions where each does as the one before; 0 if lanes differ.
         """
         lanes, memory, before = self._lanes, self._memory[0], self._newest[0]
         if self._rings.next_slot is None or self._view.checks:
@@ -160,15 +164,12 @@ class HostAnchors:
         (slots, bounds), lanes = self._closes, self._lanes
         slots = slots[bounds[step] : bounds[step + number]]
         self.changes += [-1 - slot for slot in slots]
-        if lanes == 1 or not slots or (len(slots) == lanes and slots[-1] - slots[0] == lanes - 1):
-            closes = len(slots) // lanes
-            self._head = [head + closes for head in self._head]
-            self._left = [left - closes for left in self._left]
-            return closes
+        closed = [0] * lanes
         for slot in slots:
-            self._head[slot % lanes] += 1
-            self._left[slot % lanes] -= 1
-        return None
+            closed[slot % lanes] += 1
+        self._head = [head + closes for head, closes in zip(self._head, closed, strict=True)]
+        self._left = [left - closes for left, closes in zip(self._left, closed, strict=True)]
+        return closed[0] if closed.count(closed[0]) == lanes else None
 
     def _decide(self, key: tuple[Any, int, int]) -> tuple[Any, tuple[int, ...]]:
         """Return what the view's `opened` does."""

@@ -109,7 +109,14 @@ class HostDraws:
         if leaves is None:
             return None
         self._key = after
-        rest = functools.partial(_rest, drawn, self._rings.generations(state.header, more))
+        generations = self._rings.generations(state.header, more)
+
+        @functools.cache
+        def rest() -> tuple[np.ndarray[Any, Any], ...]:
+            weight = np.ones(size, np.float32) if drawn.weight is None else drawn.weight
+            chance = np.full(size, drawn.chance, np.float32)
+            return slot.astype(np.int32), generations(slot), chance, weight, np.ones(size, bool)
+
         return after, HostBatch(self._structure, leaves, rest)
 
     def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
@@ -158,11 +165,3 @@ class HostDraws:
             self._next = iter(zip(np.asarray(keys), bits, strict=True))
             drawn = next(self._next)
         return drawn
-
-
-def _rest(drawn: Drawn, generations: Any) -> tuple[np.ndarray[Any, Any], ...]:
-    """Return the arrays of a batch beside its data."""
-    slot, chance, weight, _ = drawn
-    chance = np.full(slot.size, chance, np.float32)
-    weight = np.ones(slot.size, np.float32) if weight is None else weight
-    return slot.astype(np.int32), generations(slot), chance, weight, np.ones(slot.size, bool)

@@ -36,11 +36,11 @@ class BatchStructure:
         structure: Any = jax.tree.structure(example)
         self._structure, self._keys = structure, flat_keys(structure)
 
-    def batch(self, leaves: list[Any], later: Callable[[], dict[str, Any]], last: Any) -> Sample:
+    def batch(self, leaves: list[Any], compute: Callable[[], dict[str, Any]], last: Any) -> Sample:
         """Return a batch, as `unflatten`, which takes longer between calls of torch."""
         data = self._structure.unflatten(leaves) if self._keys is None else dict(zip(self._keys, leaves, strict=True))
         batch = object.__new__(Sample)
-        vars(batch).update(data=data, ragged=None, last=last, _later=later)
+        vars(batch).update(data=data, ragged=None, last=last, _compute_deferred=compute)
         return batch
 
 
@@ -52,26 +52,26 @@ class HostBatch(NamedTuple):
 
     structure: BatchStructure
     leaves: list[np.ndarray[Any, Any]]
-    rest: Callable[[], tuple[np.ndarray[Any, Any], ...]]  # slots, generations, probability, weight, mask
+    rest: Callable[
+        [], tuple[np.ndarray[Any, Any], ...]
+    ]  # slots, generations, probability, weight, mask; the same each time
     last: Any = None
 
     def to_numpy(self) -> Sample:
         """Return a batch of arrays."""
-        return self.structure.batch(self.leaves, functools.partial(_fields, self.rest, np.asarray), self.last)
+        return self._converted(np.asarray)
 
     def to_torch(self) -> Sample:
         """Return a batch of tensors."""
-        convert = _from_numpy()
+        return self._converted(_from_numpy())
+
+    def _converted(self, convert: Any) -> Sample:
+        def compute() -> dict[str, Any]:
+            slot, generation, probability, weight, mask = map(convert, self.rest())
+            return {"index": Index(slot, generation), "probability": probability, "weight": weight, "mask": mask}
+
         last = None if self.last is None else convert(self.last)
-        return self.structure.batch(
-            list(map(convert, self.leaves)), functools.partial(_fields, self.rest, convert), last
-        )
-
-
-def _fields(rest: Any, convert: Any) -> dict[str, Any]:
-    """Return the fields of a batch beside its data, by name."""
-    slot, generation, probability, weight, mask = map(convert, rest())
-    return {"index": Index(slot, generation), "probability": probability, "weight": weight, "mask": mask}
+        return self.structure.batch(list(map(convert, self.leaves)), compute, last)
 
 
 @functools.cache

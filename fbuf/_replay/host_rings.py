@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,7 +63,15 @@ class HostRings:
         rings, lanes = self.read(header), self._geometry.lanes
         if more and (rings.next_slot is None or more > self._room):
             rings, more = self.read(header, more), 0
-        return functools.partial(_generations_at, rings, lanes, more)
+
+        def generations(slot: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            if rings.next_slot is not None:
+                generation: np.ndarray[Any, Any] = rings.generations.take(slot < rings.next_slot + more * lanes)
+                return generation
+            position, lane = np.divmod(slot, lanes)
+            return rings.generations.take(2 * lane + (position < rings.cursor.take(lane)))
+
+        return generations
 
     def holds(
         self, header: jax.Array, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any], more: int = 0
@@ -77,14 +84,6 @@ class HostRings:
         cursor, size, lap = (part[lane] for part in self.read(header, more)[:3])
         age = (cursor - 1 - position) % length  # 0 the newest
         return bool(((age < size) & (generation_of(position, cursor, lap) == generation)).all())
-
-
-def _generations_at(rings: Rings, lanes: int, more: int, slot: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if rings.next_slot is not None:
-        generation: np.ndarray[Any, Any] = rings.generations.take(slot < rings.next_slot + more * lanes)
-        return generation
-    position, lane = np.divmod(slot, lanes)
-    return rings.generations.take(2 * lane + (position < rings.cursor.take(lane)))
 
 
 def _generations(lap: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

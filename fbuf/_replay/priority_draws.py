@@ -111,12 +111,10 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`, and note the rows."""
         drawn = super().draw(engine, block, key, size, numbers)
-        if drawn is None:
-            return None
-        after, batch = drawn
-        rest = batch.rest()
-        self._noted = *self._held(engine, block), rest[0].tobytes(), rest[1].tobytes()
-        return after, batch._replace(rest=lambda: rest)
+        if drawn is not None:
+            slot, generation, *_ = drawn[1].rest()
+            self._noted = *self._held(engine, block), slot.tobytes(), generation.tobytes()
+        return drawn
 
     def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
         """Return the number of anchors; 0 also while a row waits for later ones whose priority was given."""

@@ -3,14 +3,33 @@
 import numpy as np
 import pytest
 
+import fbuf
 from fbuf.views import Transition
 from tests.support.host_views import SAMPLERS, VIEWS, compare, row_of
 from tests.support.tables import by_tier
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize(("view", "lanes"), by_tier(("stack, n, repeat", 2), more=[("mask, learns", None)]))
 def test_batches_are_those_of_the_program(view, lanes):
     assert compare(VIEWS[view], lanes) == 1
+
+
+def test_a_row_may_close_two_anchors_of_one_lane_and_none_of_another():
+    buffer = fbuf.Buffer(36, lanes=3, view=Transition(stack=2, terminated=None, truncated="end", autoreset="same_step"))
+    example = {"obs": 0, "action": 0, "reward": 0.0, "end": False}
+    replays = made, other = [fbuf.Replay(buffer, example) for _ in range(2)]
+    other._engine.host = None
+    ends = {1: [True, True, True], 2: [False, True, False], 3: [False, True, True]}
+    for step in range(15):
+        row = {"obs": np.full(3, step, np.int32), "action": np.arange(3, dtype=np.int32)}
+        row |= {"reward": np.zeros(3, np.float32), "end": np.array(ends.get(step, [False] * 3))}
+        for replay in replays:
+            replay.add(row)
+        if step == 11:
+            assert made.state is not None  # every row is written; the next ones overwrite the oldest
+        if step > 10:
+            same(*(replay.sample(64, to="numpy") for replay in replays))
 
 
 @pytest.mark.parametrize(("view", "lanes", "sampler"), by_tier(("stack", 2, "seen"), more=[("n", None, "buffer")]))
