@@ -56,8 +56,8 @@ class Drawn(NamedTuple):
     """Anchors: slots int64[B], and what is known of their probabilities."""
 
     slot: np.ndarray[Any, Any]
-    chance: Any  # float32, of all or [B]
-    weight: np.ndarray[Any, Any] | None = None  # 1
+    chance: Any  # float32[B]; without weights one number
+    weight: np.ndarray[Any, Any] | None = None  # None: all are 1
     new: np.ndarray[Any, Any] | None = None  # those that opened with collected rows, where known
 
 
@@ -113,8 +113,9 @@ class HostDraws:
 
         @functools.cache
         def rest() -> tuple[np.ndarray[Any, Any], ...]:
-            weight = np.ones(size, np.float32) if drawn.weight is None else drawn.weight
-            chance = np.full(size, drawn.chance, np.float32)
+            chance, weight = drawn.chance, drawn.weight
+            if weight is None:
+                chance, weight = np.full(size, chance, np.float32), np.ones(size, np.float32)
             return slot.astype(np.int32), generations(slot), chance, weight, np.ones(size, bool)
 
         return after, HostBatch(self._structure, leaves, rest)
