@@ -52,9 +52,8 @@ class HostBatch(NamedTuple):
 
     structure: BatchStructure
     leaves: list[np.ndarray[Any, Any]]
-    rest: Callable[
-        [], tuple[np.ndarray[Any, Any], ...]
-    ]  # slots, generations, probability, weight, mask; the same each time
+    # Returns slots, generations, probability, weight and mask, the same arrays each time.
+    rest: Callable[[], tuple[np.ndarray[Any, Any], ...]]
     last: Any = None
 
     def to_numpy(self) -> Sample:

@@ -70,7 +70,8 @@ class RowBlock:
             if kind is scalar or (kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape):
                 column[at] = leaf
             elif kind in numbers:
-                if not least <= leaf <= most:
+                # bfloat16 takes no int of more than 64 bits
+                if not least <= leaf <= most or (dtype.kind == "V" and kind is int and leaf.bit_length() > 63):
                     return False
                 column[at] = leaf
             elif not (kind is np.ndarray or issubclass(kind, np.generic)) or leaf.shape != shape:

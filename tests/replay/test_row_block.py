@@ -126,6 +126,13 @@ def test_numbers_and_other_arrays():
     assert replay.rows().data["n"][:3].tolist() == [1, 2, 4] and len(replay) == 3
 
 
+@pytest.mark.parametrize("number", [2**70, -(2**65), 2**62])
+def test_integers_of_any_size_fit_bfloat16(number):
+    replay = fbuf.Replay(fbuf.Buffer(10), {"x": jnp.bfloat16(0)})
+    replay.add({"x": number})
+    assert float(replay.rows().data["x"][0]) == number  # a power of two
+
+
 def test_wide_numbers_are_collected():
     replay = make()
     replay.add({"x": np.full(2, 0.1), "n": np.int64(-7), "u": 255, "end": np.bool_(True)})
