@@ -123,6 +123,8 @@ class _Ragged:
 class Sample(_Ragged):
     """Hold a batch. Where `mask` is False, data, probability and weight are zero.
 
+    Of batches that `Replay` drew in NumPy, all but `data` is computed when it is first read.
+
     Attributes:
       data: The batch of the view, leaves `[B, ...]`: see `fbuf.views.Row`, `Transition`, `Sequence`, ...
       index: The sampled rows, `Index` `[B]`, for `update_priority` and `update_rows`.

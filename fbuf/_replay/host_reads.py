@@ -47,7 +47,7 @@ class BatchStructure:
 class HostBatch(NamedTuple):
     """A `Sample` as NumPy arrays that nothing else refers to: the leaves of its data, and what computes the rest.
 
-    Most programs that draw uniformly read the data alone, of which each array costs a microsecond.
+    Most programs that draw uniformly read the data alone, and each other array would cost a microsecond.
     """
 
     structure: BatchStructure
