@@ -46,6 +46,8 @@ _MAX_HEAD = 256
 _LIMIT = 1 << 48  # rows, bytes and offsets
 _HEAD = re.compile(rb'\{"format":"fbuf ([a-z ]+)","version":([0-9]{1,9}),"bytes":([0-9]{1,9}),"crc32":([0-9]{1,10})\}')
 _SAVE_ID = re.compile(r"[0-9a-f]{32}")
+_QUOTED = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|\\.', re.DOTALL)
+"""Strings, and what is escaped elsewhere; possessive, so that a match takes no memory."""
 
 
 @dataclass(frozen=True)
@@ -160,30 +162,18 @@ def _refuse_constant(name: str) -> None:
 def check_json(text: bytes) -> None:
     """Raise ValueError if JSON text is too deep, or has too many values, to parse safely.
 
-    Python's parser recurses, and creates an object of 50 bytes or more from two bytes of text. Cost: 20 ns a byte.
+    Python's parser recurses, and creates an object of 50 bytes or more from two bytes of text. Cost: 10 ns a byte.
     """
     values = text.count(b",")
     if values > MAX_VALUES:
         raise ValueError(f"it has {values} values; expected at most {MAX_VALUES}")
-    quoted, slashes, depth = False, 0, 0  # slashes: those just before the step
-    for at in range(0, len(text), _STEP_BYTES):
-        chars = np.frombuffer(text, np.uint8, min(_STEP_BYTES, len(text) - at), at)
-        before = _count_backslashes(chars == 92, slashes)
-        quote = (chars == 34) & (before[:-1] % 2 == 0)
-        inside = (np.cumsum(quote, dtype=np.int32) + quoted) % 2 == 1
-        lower = chars | 32  # [ and { differ from ] and } by 2, and from one another by 32
-        step = ((lower == 123).astype(np.int32) - (lower == 125)) * ~inside
-        run = np.cumsum(step, dtype=np.int64) + depth
+    plain, depth = np.frombuffer(_QUOTED.sub(b"", text), np.uint8) | 32, 0  # [ and { differ by 32, ] and } too
+    for at in range(0, len(plain), _STEP_BYTES):
+        chars = plain[at : at + _STEP_BYTES]
+        run = np.cumsum((chars == 123).astype(np.int8) - (chars == 125), dtype=np.int64) + depth
         if run.max() > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-        quoted, slashes, depth = bool(inside[-1]), int(before[-1]), int(run[-1])
-
-
-def _count_backslashes(is_slash: Array, before: int) -> Array:
-    """Count the backslashes directly before each byte, and after the last: int32[N + 1]."""
-    index: Array = np.arange(1, len(is_slash) + 1, dtype=np.int32)
-    other: Array = np.concatenate([np.full(1, -before, np.int32), np.where(is_slash, -before, index)])
-    return np.concatenate([np.zeros(1, np.int32), index]) - np.maximum.accumulate(other)
+        depth = int(run[-1])
 
 
 def decode(text: bytes, generation: int) -> Manifest:
