@@ -18,7 +18,7 @@ from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
 from fbuf._host.memory.lazy_array import expect, lazily, within
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.types import Array, flat
 
 
 class SegmentColumn:
@@ -65,9 +65,7 @@ class FileRows:
     def __init__(self, leaf: Leaf, saved: Saved, array: Any, begin: int) -> None:
         self._array, self._begin, self._row = array, begin, leaf.nbytes
         self._files: list[OpenFile] = saved.files
-        self._first, self._file, self._offset, self._size, self._crc = array.block_places()
-        self._checked: Array = np.zeros(len(self._first), bool)
-        self._bool = leaf.dtype == np.bool_
+        self._first, self._file, self._offset, _, _ = array.block_places()
 
     def whole(self, rows: int) -> Array:
         """Return the first `rows` used rows."""
@@ -80,8 +78,8 @@ class FileRows:
         row = row + self._begin
         block = np.searchsorted(self._first, row, side="right") - 1
         touched = np.unique(block)
-        for i in touched[~self._checked[touched]].tolist():
-            self._check(i)
+        for first in self._first[touched[~self._array.checked[touched]]].tolist():
+            self._array[first : first + 1]  # reads the block, and checks it
         apart = np.ones(len(row), bool)
         apart[1:] = (row[1:] != row[:-1] + 1) | (block[1:] != block[:-1])
         begin = np.flatnonzero(apart)
@@ -99,15 +97,6 @@ class FileRows:
                 got = 0
             if got != length:
                 self._files[file].read(part, offset)  # raises, or reads again
-
-    def _check(self, i: int) -> None:
-        size, offset = int(self._size[i]), int(self._offset[i])
-        file = self._files[self._file[i]]
-        data = memoryview(bytearray(size))
-        right = any(file.crc(offset, size, data) == self._crc[i] for _ in range(2))  # read again
-        if not right or (self._bool and np.frombuffer(data, np.uint8).max() > 1):
-            raise StoreCorrupted(f"{file.path} is damaged in bytes {offset} to {offset + size}: wrong crc32")
-        self._checked[i] = True
 
 
 @dataclass
