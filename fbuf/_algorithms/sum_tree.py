@@ -253,10 +253,7 @@ def _write_leaf(tree: Array, index: Array, leaf: Array, capacity: int, reduce: R
     node = lax.select(keep, index, lax.full_like(index, 0)).astype(jnp.uint32)
     for level in range(1, first):
         node = node >> np.uint32(3)
-        start = node * np.uint32(8) + np.uint32(offsets[level - 1])
-        children = lax.dynamic_slice(tree, (start,), (FAN_OUT,))
-        value = _combine([children[k] for k in range(FAN_OUT)], reduce)
-        tree = lax.dynamic_update_slice(tree, value[None], (node + np.uint32(offsets[level]),))
+        tree = _write_parent(tree, node, level, offsets, reduce)
     return tree
 
 
@@ -264,13 +261,29 @@ def set_in_turn(
     tree: Array, item: Callable[[Array], tuple[Array, Array]], which: range, capacity: int, *, reduce: Reduce = "sum"
 ) -> Array:
     """Write leaves as `set`, by one loop of few operations: `item(i)` returns index and leaf of each, int32[] and float32[]."""
-    levels = len(layout(capacity)[0])
+    counts, offsets = layout(capacity)
+    first = _first_dense(capacity, len(which))
 
     def write(tree: Array, i: Array) -> tuple[Array, None]:
         index, leaf = item(i)
-        return _write_leaf(tree, index, leaf, capacity, reduce, levels), None
+        return _write_leaf(tree, index, leaf, capacity, reduce, first), None
 
-    return control_flow.scan(write, tree, jnp.arange(which.start, which.stop, dtype=jnp.int32))[0]
+    tree = control_flow.scan(write, tree, jnp.arange(which.start, which.stop, dtype=jnp.int32))[0]
+    for level in range(first, len(counts)):
+
+        def above(tree: Array, node: Array, level: int = level) -> tuple[Array, None]:
+            return _write_parent(tree, node, level, offsets, reduce), None
+
+        tree = control_flow.scan(above, tree, jnp.arange(counts[level], dtype=jnp.uint32))[0]
+    return tree
+
+
+def _write_parent(tree: Array, node: Array, level: int, offsets: Sequence[int], reduce: Reduce) -> Array:
+    """Recompute a node uint32[] from its children."""
+    start = node * np.uint32(8) + np.uint32(offsets[level - 1])
+    children = lax.dynamic_slice(tree, (start,), (FAN_OUT,))
+    value = _combine([children[k] for k in range(FAN_OUT)], reduce)
+    return lax.dynamic_update_slice(tree, value[None], (node + np.uint32(offsets[level]),))
 
 
 def _set_by_level(
