@@ -39,13 +39,14 @@ class RowBlock:
         self._records = np.zeros(length, record)
         self._bytes = self._records.view(np.uint8).reshape(length, -1)
         self._mask = self._records["mask"]
+        self._mask[:] = True
         self._columns: list[tuple[Any, ...]] = []
         for name in (record.names or ())[:-1]:
             column = self._records[name]
             dtype, shape = column.dtype, column.shape[1:]
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
             scalar, numbers = (None, ()) if shape else (dtype.type, _NUMBERS[dtype.kind])
-            self._columns.append((column, dtype, scalar, wide, shape, numbers, *_bounds(dtype)))
+            self._columns.append((column, dtype, shape, scalar, (wide, numbers, *_bounds(dtype))))
         self.columns = [column for column, *_ in self._columns]  # the memory of each leaf, [N, ...] or [N, E, ...]
         lengths = {_SHORT, _MOST_READ // buffer.geometry.lanes, length}
         self.lengths = sorted(number for number in lengths if _SHORT <= number <= length or number == length)
@@ -65,11 +66,13 @@ class RowBlock:
             if structure != self._structure:
                 return False
         at = self.count
-        for leaf, (column, dtype, scalar, wide, shape, numbers, least, most) in zip(leaves, self._columns, strict=True):
+        for leaf, (column, dtype, shape, scalar, others) in zip(leaves, self._columns, strict=True):
             kind = type(leaf)
             if kind is scalar or (kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape):
                 column[at] = leaf
-            elif kind in numbers:
+                continue
+            wide, numbers, least, most = others
+            if kind in numbers:
                 # bfloat16 takes no int of more than 64 bits
                 if not least <= leaf <= most or (dtype.kind == "V" and kind is int and leaf.bit_length() > 63):
                     return False
@@ -83,7 +86,8 @@ class RowBlock:
             else:
                 return False
         if mask is None:
-            self._mask[at] = True
+            if self.masked:
+                self._mask[at] = True
         elif isinstance(mask, (bool, np.bool_, np.ndarray)) and np.shape(mask) == self._mask.shape[1:]:
             mask = np.asarray(mask)
             if mask.dtype != bool:
@@ -98,16 +102,22 @@ class RowBlock:
     def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:
         """Return the records as uint8[N, bytes], padded with masked rows to `length`, by default the least that holds them."""
         length = length or next(n for n in self.lengths if n >= self.count)
-        self._mask[self.count : length] = False
         # A copy, because the jitted call may share NumPy memory and read it later.
-        return self._bytes[:length].copy()
+        packed = self._bytes[:length].copy()
+        self._mask_in(packed)[self.count :] = False
+        return packed
+
+    def _mask_in(self, packed: np.ndarray[Any, Any]) -> Any:
+        return packed.reshape(-1).view(self._records.dtype)["mask"]
 
     def rows_in(self, packed: np.ndarray[Any, Any]) -> int:
         """Return the rows in packed records, of all lanes, without masked ones."""
-        return int(packed.reshape(-1).view(self._records.dtype)["mask"].sum())
+        return int(self._mask_in(packed).sum())
 
     def clear(self) -> None:
         """Remove every row."""
+        if self.masked:
+            self._mask[:] = True
         self.count, self.masked = 0, False
         self.cleared += 1
 
