@@ -101,13 +101,13 @@ class EpochDraws(HostDraws):
         batch = super().draw(engine, block, key, size, numbers)
         if batch is not None:
             position, *_, number, taken, left = self._draw
-            after, drawn = batch
+            drawn = batch[1]
             if number.size < size:
                 slots, *others = drawn.rest()
                 for leaf in (*drawn.leaves, *others):
                     leaf[number.size :] = 0
                 slots[number.size :] = self._buffer.capacity
-            batch = after, drawn._replace(last=np.array(left < self._least(size)))
+            drawn.last = np.array(left < self._least(size))
             self._position, self._waits = position._replace(taken=taken), True
         return batch
 

@@ -111,7 +111,6 @@ class HostDraws:
         self._key = after
         generations = self._rings.generations(state.header, more)
 
-        @functools.cache
         def rest() -> tuple[np.ndarray[Any, Any], ...]:
             chance, weight = drawn.chance, drawn.weight
             if weight is None:
@@ -126,10 +125,9 @@ class HostDraws:
 
     def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
         """Return the number of anchors of the engine's state with the rows of `block`; 0 also where only a program can draw."""
-        rings = self._rings.read(engine.state.header)
         if self._anchors is None:
-            return self._rings.read(engine.state.header, 0 if block is None else block.count).total
-        return self._anchors.follow(engine.state, engine.arrays, rings, block)
+            return self._rings.total(engine.state.header, 0 if block is None else block.count)
+        return self._anchors.follow(engine.state, engine.arrays, self._rings.read(engine.state.header), block)
 
     def _drawn(self, engine: Any, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
         """Draw from `total` anchors, of a state and `more` rows in each lane. None: only a program can."""

@@ -44,17 +44,32 @@ class BatchStructure:
         return batch
 
 
-class HostBatch(NamedTuple):
-    """A `Sample` as NumPy arrays that nothing else refers to: the leaves of its data, and what computes the rest.
+class HostBatch:
+    """A `Sample` as NumPy arrays that nothing else refers to.
 
     Most programs that draw uniformly read the data alone, and each other array would cost a microsecond.
+
+    Args:
+      structure: Of the data.
+      leaves: Of the data.
+      rest: Computes slots, generations, probability, weight and mask.
     """
 
-    structure: BatchStructure
-    leaves: list[np.ndarray[Any, Any]]
-    # Returns slots, generations, probability, weight and mask, the same arrays each time.
-    rest: Callable[[], tuple[np.ndarray[Any, Any], ...]]
-    last: Any = None
+    def __init__(
+        self,
+        structure: BatchStructure,
+        leaves: list[np.ndarray[Any, Any]],
+        rest: Callable[[], tuple[np.ndarray[Any, Any], ...]],
+    ):
+        self.leaves, self._structure, self._compute = leaves, structure, rest
+        self._rest: tuple[np.ndarray[Any, Any], ...] | None = None
+        self.last: np.ndarray[Any, Any] | None = None
+
+    def rest(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Return slots, generations, probability, weight and mask, the same arrays each time."""
+        if self._rest is None:
+            self._rest = self._compute()
+        return self._rest
 
     def to_numpy(self) -> Sample:
         """Return a batch of arrays."""
@@ -70,7 +85,7 @@ class HostBatch(NamedTuple):
             return {"index": Index(slot, generation), "probability": probability, "weight": weight, "mask": mask}
 
         last = None if self.last is None else convert(self.last)
-        return self.structure.batch(list(map(convert, self.leaves)), compute, last)
+        return self._structure.batch(list(map(convert, self.leaves)), compute, last)
 
 
 @functools.cache

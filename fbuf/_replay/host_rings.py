@@ -58,6 +58,11 @@ class HostRings:
             self._last = more, Rings(cursor, size, lap, total, generations, next_slot)
         return self._last[1]
 
+    def total(self, header: jax.Array, more: int) -> int:
+        """Return the rows held after `more` in each lane."""
+        total = self.read(header).total
+        return total if total == self._geometry.capacity else self.read(header, more).total
+
     def generations(self, header: jax.Array, more: int = 0) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
         """Return a function from slots int64[B] of rows that are held, after `more` in each lane, to generations uint32[B]."""
         rings, lanes = self.read(header), self._geometry.lanes

@@ -177,10 +177,11 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             known = self._programs[kind] = program(self._buffer, *kind), words, words.view(_FLOAT)
         _, words, floats = known
         if update is not None:
-            words[_FIRST : _FIRST + updated] = self._geometry.capacity
             words[_FIRST : _FIRST + count] = update[0]
+            words[_FIRST + count : _FIRST + updated] = self._geometry.capacity
             first = _FIRST + updated + changed
-            floats[1] = np.abs(update[1].view(_FLOAT), out=floats[first : first + count]).max()
+            words[first : first + count] = update[1]
+            words[1] = update[1].max()  # of floats >= 0 the order of the bits is theirs
         return known
 
     def _call(self, engine: Any, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:

@@ -20,7 +20,7 @@ _INT, _UINT, _FLOAT, _DOUBLE = map(np.dtype, (np.int32, np.uint32, np.float32, n
 
 
 def packed_update(index: Index, error: Any, mask: Any) -> np.ndarray[Any, Any] | None:
-    """Return int32[3, B], slots and the bits of errors and generations; None unless they are finite NumPy arrays [B]."""
+    """Return int32[3, B], slots and the bits of |errors| and generations; None unless they are finite NumPy arrays [B]."""
     arrays: tuple[Any, ...] = index.slot, index.generation, error
     if mask is not None or not all(type(x) is np.ndarray and x.ndim == 1 and x.size for x in arrays):
         return None
@@ -32,7 +32,9 @@ def packed_update(index: Index, error: Any, mask: Any) -> np.ndarray[Any, Any] |
         with np.errstate(over="ignore"):
             error = error.astype(_FLOAT)
     packed = np.array((slot, error.view(_INT), generation.view(_INT)))
-    return packed if np.isfinite(error).all() else None
+    magnitude = packed[1].view(_FLOAT)
+    np.abs(magnitude, out=magnitude)
+    return packed if magnitude.max() < np.inf else None  # not of NaN
 
 
 class PriorityUpdate:
