@@ -1,1 +1,1 @@
-"""Threads: prefetching, background tasks, parallel calls, wake-ups."""
+"""Threads: a fair lock, prefetching, background tasks, parallel calls, wake-ups, deferred interrupts."""

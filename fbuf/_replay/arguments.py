@@ -17,7 +17,7 @@ from fbuf._buffer.checks import check_is_index
 from fbuf._core.arguments import check_choice, did_you_mean, is_int
 from fbuf._core.pytree import PyTree, named_leaves, needs_x64
 from fbuf._core.sample import Index, Sample
-from fbuf._replay.host_reads import HostBatch
+from fbuf._host_draws.reads import HostBatch
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
 

@@ -1,8 +1,8 @@
 """`Engine`: what a `Replay` does with its buffer, state and key, without its lock and limit.
 
-It calls jitted programs. Where rows are in CPU memory or a store, it collects rows, and draws in NumPy (`host_draws`,
-`epoch_draws`, `priority_draws`) for NumPy and torch: chosen once for a buffer and the devices of its state, with equal batches
-for equal keys. Its methods are called with the lock held.
+It calls jitted programs. Where rows are in CPU memory or a store, it collects rows, and draws in NumPy (`fbuf._host_draws`) for
+NumPy and torch: chosen once for a buffer and the devices of its state, with equal batches for equal keys. Its methods are
+called with the lock held.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from fbuf._buffer import checks, write
 from fbuf._buffer import read as _read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, anchor_count, host_ring, raise_failed, room_left
+from fbuf._concurrency.interrupts import DeferInterrupts
 from fbuf._core import arguments
 from fbuf._core.dispatch import OnHost, with_changes
 from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._host.failed_writes import write_of
+from fbuf._host_draws import choose, reads, row_block
+from fbuf._host_draws.draws import HostDraws, random_draws
+from fbuf._host_draws.epoch import EpochDraws
+from fbuf._host_draws.prioritized import PriorityDraws
+from fbuf._host_draws.priority_update import PriorityUpdate
+from fbuf._host_draws.row_block import RowBlock
 from fbuf._indexing import scatter
-from fbuf._replay import host_reads, programs
+from fbuf._replay import programs
 from fbuf._replay.arguments import to_device_of
-from fbuf._replay.epoch_draws import EpochDraws
-from fbuf._replay.host_draws import HostDraws, random_draws
-from fbuf._replay.interrupts import DeferInterrupts
-from fbuf._replay.priority_draws import PriorityDraws, host_draws
-from fbuf._replay.priority_update import PriorityUpdate
-from fbuf._replay.row_block import RowBlock, row_block
 from fbuf._replay.written import WrittenIndex
 from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Deduplicated, Device, Ragged
@@ -76,14 +77,14 @@ class Engine:
 
     def _choose_paths(self) -> None:
         """Choose how to draw batches and collect rows, by the buffer and the devices of the state."""
-        self.arrays = host_reads.HeldArrays(self.buffer.storage)
+        self.arrays = reads.HeldArrays(self.buffer.storage)
         devices: set[Any] = self.state.header.sharding.device_set
         packs = not self._has_pairs and not isinstance(self.buffer.storage, Ragged)
         self.packs = packs and {d.platform for d in devices} == {"cpu"} and len(devices) == 1
-        self._view = host_reads.host_view(self.buffer, self.state) if self.packs else None
-        self.host: HostDraws | None = host_draws(self.buffer, self.impl, self._view, list(self._spec))
+        self._view = choose.host_view(self.buffer, self.state) if self.packs else None
+        self.host: HostDraws | None = choose.host_draws(self.buffer, self.impl, self._view, list(self._spec))
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
-        self.block: RowBlock | None = row_block(self.buffer, self.state, 64 if self.host is None else 256)
+        self.block: RowBlock | None = row_block.block_of(self.buffer, self.state, 64 if self.host is None else 256)
         self.updates: PriorityUpdate | None = None
         if isinstance(self.host, PriorityDraws):
             self.updates = self.host
@@ -219,18 +220,20 @@ class Engine:
             self._rewrite_block()
         sizes = self._sizes_after()
         self.keep_written()
-        write = programs.write_block if self.updates is None else self.updates.write
         with DeferInterrupts():
-            rows = block.packed() if isinstance(self.state.rows, OnHost) else None
-            self.state = write(self.buffer, self.state, block)
+            rows = block.packed()
+            if self.updates is None:
+                self.state = row_block.write(self.buffer, self.state, rows)
+            else:
+                self.state = self.updates.write(self.buffer, self.state, block, rows)
             block.clear()
-            self._sent, self._sizes = rows, sizes
+            self._sent, self._sizes = rows if isinstance(self.state.rows, OnHost) else None, sizes
 
     def _rewrite_block(self) -> None:
         """Write the block that could not be stored; raise if it cannot be."""
         self.keep_written()
         with DeferInterrupts():
-            self.state = programs.extend_packed(self.buffer, self.state, self._sent)[0]
+            self.state = row_block.write(self.buffer, self.state, self._sent)
             self.block_failed, self._sizes = False, None
         self.await_writes()
 
@@ -449,7 +452,7 @@ class Engine:
             jobs += host.compilations(self.state, size, numbers, self.block if collects else None)
         block = self.block if collects else None
         for rows in () if block is None else map(block.packed, block.lengths):
-            jobs.append(partial(programs.extend_packed.lower, self.buffer, self.state, rows))
+            jobs.append(partial(row_block.write.lower, self.buffer, self.state, rows))
             if isinstance(self.updates, PriorityDraws):
                 jobs.append(self.updates.lower_write(self.state, block, rows))
             elif self._on_device and host is None:

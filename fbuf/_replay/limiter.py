@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from fbuf._concurrency import wakeup
+from fbuf._concurrency.fair_lock import FairLock
 from fbuf._concurrency.wakeup import StopToken
 from fbuf._core.text_table import counted
-from fbuf._replay.fair_lock import FairLock
 from fbuf.limits import Limit, LimitState
 
 Kind = Literal["add", "sample"]

@@ -21,14 +21,8 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, index_of
 from fbuf._core.dispatch import changes_of
 from fbuf._core.sample import Index, Sample
+from fbuf._host_draws import row_block
 from fbuf._replay.packed import pack
-from fbuf._replay.row_block import RowBlock, unpack
-
-
-def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
-    """Write the rows of a `RowBlock`. If they cannot be stored, they are given again before others."""
-    rows, mask = unpack(buffer, state, packed)
-    return calls.extend_checked(buffer, state, rows, None, mask, "Buffer.extend", repeats=True)[0]
 
 
 def _update_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
@@ -55,17 +49,10 @@ def _in_place(method: Callable[..., BufferState]) -> Any:
 
 add = _in_place(Buffer.add)
 extend = _in_place(Buffer.extend)
-extend_packed = _in_place(_extend_packed)
 cut = _in_place(Buffer.cut)
 extend_placed = jax.jit(_extend_placed, static_argnums=0, donate_argnums=1)
 update_priority = _in_place(Buffer.update_priority)
 update_rows = _in_place(Buffer.update_rows)
-
-
-def write_block(buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
-    """Write the collected rows."""
-    after: BufferState = extend_packed(buffer, state, block.packed())[0]
-    return after
 
 
 Form = Literal["whole", "packed"]
@@ -89,29 +76,13 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
         if update is not None:
             state = _update_packed(buffer, state, update)
         if writes:
-            state = _extend_packed(buffer, state, rows)
+            state = row_block.extend(buffer, state, rows)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
         state, batch = calls.sample(buffer, state, now, size, numbers)
         counts = state.counters - before
         return state if writes else changes_of(given, state), jax.random.key_data(key), FORMS[form](batch), counts
 
     return jax.jit(draw, donate_argnums=0 if writes else ())
-
-
-@functools.cache
-def sequential_options() -> dict[str, str] | None:
-    """Return compiler options for programs of short kernels on CPUs; None where jaxlib does not know them.
-
-    In XLA's default order many kernels are ready at once. XLA hands some of them to other threads, which costs more than the
-    kernels.
-    """
-    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-    try:
-        with jax.default_device(jax.devices("cpu")[0]):
-            jax.jit(lambda: jnp.int32(0), compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:  # jaxlib 0.7.0 and 0.9.0, for instance
-        return None
-    return options
 
 
 @contextlib.contextmanager

@@ -30,6 +30,8 @@ from fbuf._buffer.summary import Summary
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
+from fbuf._concurrency.fair_lock import Acquired, FairLock
+from fbuf._concurrency.interrupts import DeferInterrupts
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.arguments import DrawOptions, Numbers, check_bool, check_int
 from fbuf._core.progress import Bar
@@ -41,8 +43,6 @@ from fbuf._replay import arguments, programs
 from fbuf._replay.arguments import Form
 from fbuf._replay.batches import Batches, EpochBatches
 from fbuf._replay.engine import Engine
-from fbuf._replay.fair_lock import Acquired, FairLock
-from fbuf._replay.interrupts import DeferInterrupts
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
 from fbuf._replay.locked import locked, restores_lock
 from fbuf._replay.outside_jit import refuse_trace

@@ -23,13 +23,13 @@ from fbuf._buffer import checks
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._concurrency.fair_lock import FairLock
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
 from fbuf._core.slots import sum_of_lanes
 from fbuf._formats.checkpoint import CheckpointNotFound
 from fbuf._host.io.lock import NO_LOCKS, FileLock, lock_path
 from fbuf._replay import Replay, ReplayClosed
-from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.limiter import LimitTimeout
 from fbuf._rows.columns import padded
 from fbuf.limits import Limit

@@ -2,7 +2,7 @@
 
 XLA runs a program of at least 1,000 operations in a thread of its own on CPUs, which doubles the time of a draw of 256 rows. It
 counts the operations of a loop once, and hands kernels to threads where many of them are ready at the start: so loops read
-their arguments from one array of words. A `Replay` draws with these functions (`fbuf._replay.priority_draws`).
+their arguments from one array of words. A `Replay` draws with these functions (`fbuf._host_draws.prioritized`).
 """
 
 from __future__ import annotations

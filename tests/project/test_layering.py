@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_members.split",),
     ("sharded", "torch"),
     ("_members.mixture",),
-    ("_checkpoint", "_rows"),
+    ("_checkpoint", "_rows", "_host_draws"),
     ("_replay", "orbax", "datasets", "integrations"),
     ("interop",),
     ("plot",),

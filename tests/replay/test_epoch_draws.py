@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._replay.epoch_draws import EpochDraws
+from fbuf._host_draws.epoch import EpochDraws
 from fbuf.samplers import Epoch
 from fbuf.storages import Device, Host
 from fbuf.views import Row
@@ -53,7 +53,7 @@ def test_large_epochs(
     sampler: str, view: str, lanes: int | None, batch: int, impl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of more than 1024 anchors is a keyed permutation, of which one call computes some places."""
-    monkeypatch.setattr("fbuf._replay.epoch_draws._AHEAD", 300)
+    monkeypatch.setattr("fbuf._host_draws.epoch._AHEAD", 300)
     with jax.default_prng_impl(impl):
         pair = two_replays.make_pair("device", sampler, view, lanes, capacity=3000)
     random, lead = np.random.default_rng(0), () if lanes is None else (lanes,)

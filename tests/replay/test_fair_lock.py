@@ -14,12 +14,12 @@ import pytest
 
 import fbuf
 from fbuf import limits
-from fbuf._concurrency import wakeup
+from fbuf._concurrency import fair_lock, wakeup
+from fbuf._concurrency.fair_lock import FairLock
+from fbuf._concurrency.interrupts import DeferInterrupts
 from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 from fbuf._host.columns.raw_file import RawFileFetch
-from fbuf._replay import fair_lock, locked, programs
-from fbuf._replay.fair_lock import FairLock
-from fbuf._replay.interrupts import DeferInterrupts
+from fbuf._replay import locked, programs
 from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.threads import PATIENCE, Thread, soon

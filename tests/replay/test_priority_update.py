@@ -13,7 +13,8 @@ import pytest
 
 import fbuf
 from fbuf._host.store.reads import TicketReads
-from fbuf._replay import host_anchors, host_draws, priority_draws, programs
+from fbuf._host_draws import anchors, draws, prioritized, row_block
+from fbuf._replay import programs
 from fbuf._replay.engine import Engine
 from tests.support.refusals import raises
 from tests.support.tables import by_tier
@@ -44,7 +45,7 @@ def test_a_step_is_one_call(view: str, sampler: Any, monkeypatch: pytest.MonkeyP
     replay, random = filled(view, sampler), np.random.default_rng(0)
     replay.sample(4)  # with `replace=False` it counts the rows
     monkeypatch.setattr(programs, "update_priority", None)
-    monkeypatch.setattr(programs, "extend_packed", None)
+    monkeypatch.setattr(row_block, "write", None)
     for _ in range(3):
         replay.add(rows_of(random))
         batch = replay.sample(4, to="numpy")
@@ -58,12 +59,12 @@ def test_xla_runs_a_draw_in_the_calling_thread() -> None:
     sampler = buffer.init({"t": 0}).sampler
     for changed, updated in ((0, 0), (16, 0), (16, 256)):
         words = np.zeros(2 + 2 * (256 + changed + updated), np.int32)
-        lowered = priority_draws.program(buffer, 256, changed, updated).lower(sampler, words, {})
+        lowered = prioritized.program(buffer, 256, changed, updated).lower(sampler, words, {})
         assert lowered.compile().cost_analysis()["flops"] < 1000  # as XLA's client decides
 
 
 def test_options_of_xla_are_used_where_it_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = programs.sequential_options.__wrapped__
+    options = prioritized.sequential_options.__wrapped__
     assert jax.__version_info__ < (0, 10) or options()
 
     def refuse(*_, **__):
@@ -176,11 +177,11 @@ def interrupted(call, code, text: str) -> None:
 
 
 INSIDE = [
-    (host_anchors.HostAnchors._begin, "tail = _read", "device"),
-    (host_anchors.HostAnchors._add, "self._seen, self.total = last", "device"),
-    (priority_draws.PriorityDraws._drawn, "self._opened.extend", "device"),
-    (host_draws.HostDraws.draw, "self._key = after", "device"),
-    (priority_draws.PriorityDraws._note_leaves, "self._before.setdefault", "host"),
+    (anchors.HostAnchors._begin, "tail = _read", "device"),
+    (anchors.HostAnchors._add, "self._seen, self.total = last", "device"),
+    (prioritized.PriorityDraws._drawn, "self._opened.extend", "device"),
+    (draws.HostDraws.draw, "self._key = after", "device"),
+    (prioritized.PriorityDraws._note_leaves, "self._before.setdefault", "host"),
     (TicketReads._fill, "for out, is_present", "host"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 
 import fbuf
 from fbuf import limits, storages
-from fbuf._replay import programs
+from fbuf._host_draws import row_block
 from tests.support import datasets_oracle as oracle
 from tests.support.refusals import raises
 from tests.support.tables import by_tier
@@ -42,13 +42,13 @@ def test_batches_are_those_of_writing_each_row(parts):
 
 def test_rows_are_written_by_few_calls(monkeypatch):
     replay, lengths = make(1000), list[int]()
-    real = programs.extend_packed
+    real = row_block.write
 
     def extend(buffer, state, packed):
         lengths.append(len(packed))
         return real(buffer, state, packed)
 
-    monkeypatch.setattr(programs, "extend_packed", extend)
+    monkeypatch.setattr(row_block, "write", extend)
     for n in range(600):
         replay.add(row(n))
     assert lengths == [256, 256] and len(replay) == 600

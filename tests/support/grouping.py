@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf._replay.row_block import collects_rows, longest
+from fbuf._host_draws.row_block import collects_rows, longest
 from fbuf.views import Sequence, Transition
 from tests.support.combinations import REFUSED, SAMPLERS, VIEWS, rows_of
 from tests.support.two_replays import leaves_of

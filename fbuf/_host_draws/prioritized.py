@@ -21,24 +21,37 @@ from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._core.component import with_fields
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
-from fbuf._replay.epoch_draws import EpochDraws
-from fbuf._replay.host_draws import Drawn, HostDraws
-from fbuf._replay.priority_update import PriorityUpdate, packed_update
-from fbuf._replay.programs import sequential_options
-from fbuf._replay.row_block import RowBlock, unpack
-from fbuf.samplers import Epoch, Prioritized, Uniform
+from fbuf._host_draws.draws import Drawn, HostDraws
+from fbuf._host_draws.priority_update import PriorityUpdate, packed_update
+from fbuf._host_draws.row_block import RowBlock, unpack
+from fbuf.samplers import Prioritized
 from fbuf.samplers import _chunked_priorities as chunked_priorities
 from fbuf.samplers._chunked_priorities import chunked
 
 _FIRST = 2  # words before the slots
 _UINT, _FLOAT = map(np.dtype, (np.uint32, np.float32))
 _REFUSED = COUNTERS.index("refused_rows")
-_LANES = 64  # beyond, a program is faster than a loop over the lanes of each row
 
 
 def _length(size: int, changed: int, updated: int) -> int:
     """Return the number of words of a `program`."""
     return _FIRST + 2 * (updated + changed + chunked(size))
+
+
+@functools.cache
+def sequential_options() -> dict[str, str] | None:
+    """Return compiler options for programs of short kernels on CPUs; None where jaxlib does not know them.
+
+    In XLA's default order many kernels are ready at once. XLA hands some of them to other threads, which costs more than the
+    kernels.
+    """
+    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    try:
+        with jax.default_device(jax.devices("cpu")[0]):
+            jax.jit(lambda: jnp.int32(0), compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:  # jaxlib 0.7.0 and 0.9.0, for instance
+        return None
+    return options
 
 
 @functools.lru_cache(maxsize=256)
@@ -247,15 +260,15 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             for kind in kinds
         ]
 
-    def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
+    def write(self, buffer: Buffer, state: BufferState, block: RowBlock, packed: Any) -> BufferState:
         """Write the collected rows. Priorities of those that are in the tree stay."""
         if not self._opened:  # 5 to 30 % faster
             self._before.clear()
-            return super().write(buffer, state, block)
+            return super().write(buffer, state, block, packed)
         slots, opened = self._nowhere(state, block), [slot for slot in self._opened if slot >= 0]
         slots[: len(opened)] = opened
         before = self._former(block, slots.size)
-        after, self._opened = extend_keeping(buffer, state, block.packed(), slots, before), []
+        after, self._opened = extend_keeping(buffer, state, packed, slots, before), []
         self._before.clear()
         return after
 
@@ -281,17 +294,3 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         """Return C for each row that a block opens at most: its own, and those before it that waited for later ones."""
         waiting = 0 if state.anchors is None else len(state.anchors.tail_flags)
         return np.full((block.length + waiting) * self._geometry.lanes, self._geometry.capacity, np.int32)
-
-
-def host_draws(buffer: Buffer, impl: str, view: Any, names: list[str]) -> HostDraws | None:
-    """Return the draws of a buffer whose rows, of leaves `names`, a view reads in NumPy; None for other samplers."""
-    if view is None or (not buffer.dense and buffer.geometry.lanes > _LANES):
-        return None
-    sampler = buffer.sampler
-    if type(sampler) is Prioritized and sampler.replace and sampler.uniform is None and not sampler.on_host:
-        return PriorityDraws(buffer, impl, view, names)
-    if type(sampler) is Uniform and not sampler.by_episode:
-        return HostDraws(buffer, impl, view, names)
-    if type(sampler) is Epoch:
-        return EpochDraws(buffer, impl, view, names)
-    return None

@@ -12,20 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import PyTree, flat_keys
 from fbuf._core.sample import Index, Sample
+from fbuf._host_draws.rings import Rings
+from fbuf._host_draws.row_block import RowBlock
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.storage import HostRead, Storage
-from fbuf._replay.host_rings import Rings
-from fbuf._replay.row_block import RowBlock
 from fbuf.samplers._epoch import EpochState
-from fbuf.writers import Ring
 
-_STORAGE = "read", "prepare_read", "finish_read"
-_VIEW = "rule", "opens", "decide", "window", "assemble"
-"""Methods of parts for what `on_host` does in NumPy."""
 _FEW = 4  # rows that a loop copies faster than NumPy
 
 
@@ -93,25 +88,6 @@ def _from_numpy() -> Any:
     from fbuf.torch._dtypes import import_torch
 
     return import_torch("Replay.sample").from_numpy
-
-
-def host_view(buffer: Buffer, state: BufferState) -> Any:
-    """Return the view in NumPy; None if it or the storage cannot read such rows, or something maps them afterwards."""
-    if type(buffer.writer) is not Ring or buffer.prefetch or buffer.on_read is not None:
-        return None
-    if not (_overrides_all(buffer.storage, _STORAGE) and _overrides_all(buffer.view, _VIEW)):
-        return None
-    spec, structure = buffer.storage.spec(state.rows)
-    # Python's buffers have no bfloat16 or float8.
-    if any(np.dtype(leaf.dtype).isbuiltin == 2 for leaf in spec.values()) or buffer.storage.on_host(state.rows) is None:
-        return None
-    return buffer.view.on_host(spec, structure)
-
-
-def _overrides_all(part: Any, methods: tuple[str, ...]) -> bool:
-    """Return whether the class with the part's `on_host` has its other methods too, or inherits them."""
-    first = {name: next(cls for cls in type(part).__mro__ if name in vars(cls)) for name in ("on_host", *methods)}
-    return all(issubclass(first["on_host"], cls) for cls in first.values())
 
 
 class At(NamedTuple):

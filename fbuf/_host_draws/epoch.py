@@ -16,8 +16,8 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.component import with_fields
-from fbuf._replay.host_draws import Drawn, HostDraws
-from fbuf._replay.row_block import RowBlock
+from fbuf._host_draws.draws import Drawn, HostDraws
+from fbuf._host_draws.row_block import RowBlock
 from fbuf.samplers import Epoch
 from fbuf.samplers._epoch import EpochPosition
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._host_draws.reads import HeldArrays, queue_of
+from fbuf._host_draws.rings import Rings
+from fbuf._host_draws.row_block import RowBlock
 from fbuf._indexing.anchors import ANCHOR, CUT, END, RESET, START, TERMINATED
-from fbuf._replay.host_reads import HeldArrays, queue_of
-from fbuf._replay.host_rings import Rings
-from fbuf._replay.row_block import RowBlock
 
 _MOST_KNOWN = 4096
 Item = Callable[[int], int]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks
+from fbuf._buffer import calls, checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import DTYPES, PyTree, fits, flat_keys, needs_x64
@@ -136,7 +136,7 @@ def longest(buffer: Buffer) -> int:
     return buffer.geometry.length + 1 - rule.rows - rule.closes
 
 
-def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
+def block_of(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
     """Return a block for at most `most` rows of `buffer`, or None where one `extend` is not known to equal as many `add`s."""
     if not collects_rows(buffer):
         return None
@@ -178,3 +178,12 @@ def unpack(buffer: Buffer, state: BufferState, packed: jax.Array) -> tuple[PyTre
         part = part if base.itemsize > 1 else part[..., 0]
         leaves.append(part != 0 if base.kind == "b" else jax.lax.bitcast_convert_type(part, base))
     return structure.unflatten(leaves[:-1]), leaves[-1]
+
+
+def extend(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
+    """Write packed records. If they cannot be stored, they are given again before others. Traced."""
+    rows, mask = unpack(buffer, state, packed)
+    return calls.extend_checked(buffer, state, rows, None, mask, "Buffer.extend", repeats=True)[0]
+
+
+write = jax.jit(extend, static_argnums=0, donate_argnums=1)

@@ -2,7 +2,7 @@
 
 A jitted draw of 256 small rows takes 200 to 500 us in a Python loop, most of it for dispatch. Here one program computes the
 random bits of several draws. NumPy computes slots and generations, and reads rows as their storage says (`Storage.on_host`).
-Batches equal those of `Buffer.sample` bit for bit. For priorities see `fbuf._replay.priority_draws`.
+Batches equal those of `Buffer.sample` bit for bit. For priorities see `fbuf._host_draws.prioritized`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from fbuf._algorithms import random
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._replay.host_anchors import HostAnchors
-from fbuf._replay.host_reads import BatchStructure, HeldRows, HostBatch
-from fbuf._replay.host_rings import HostRings, Rings
-from fbuf._replay.row_block import RowBlock
+from fbuf._host_draws.anchors import HostAnchors
+from fbuf._host_draws.reads import BatchStructure, HeldRows, HostBatch
+from fbuf._host_draws.rings import HostRings, Rings
+from fbuf._host_draws.row_block import RowBlock
 
 _WORD = np.array(32)  # bits; NumPy takes half as long with an array as with an int
 _AHEAD = 1 << 16  # rows whose random bits one call computes
@@ -65,7 +65,7 @@ class HostDraws:
     """Draws from states of one buffer.
 
     Args:
-      buffer: Of the replay; `host_draws` says which can have them.
+      buffer: Of the replay; `choose.host_draws` says which can have them.
       impl: Of its keys.
       view: The buffer's, in NumPy.
       names: Of the leaves of a row.

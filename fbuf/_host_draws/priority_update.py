@@ -12,9 +12,9 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Index
-from fbuf._replay.host_rings import HostRings
-from fbuf._replay.programs import write_block
-from fbuf._replay.row_block import RowBlock
+from fbuf._host_draws import row_block
+from fbuf._host_draws.rings import HostRings
+from fbuf._host_draws.row_block import RowBlock
 
 _INT, _UINT, _FLOAT, _DOUBLE = map(np.dtype, (np.int32, np.uint32, np.float32, np.float64))
 
@@ -65,6 +65,7 @@ class PriorityUpdate:
             index: Any = Index(slot, generation.view(_UINT))
             engine.set_priorities(index, error.view(_FLOAT), None, 0.9)
 
-    def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
-        """Write the collected rows."""
-        return write_block(buffer, state, block)
+    def write(self, buffer: Buffer, state: BufferState, block: RowBlock, packed: Any) -> BufferState:
+        """Write the collected rows, `packed` from `block`."""
+        after: BufferState = row_block.write(buffer, state, packed)
+        return after
