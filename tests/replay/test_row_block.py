@@ -124,6 +124,16 @@ def test_numbers_and_other_arrays():
     replay.add(row(3), mask=False)
     replay.add(row(4), mask=True)
     assert replay.rows().data["n"][:3].tolist() == [1, 2, 4] and len(replay) == 3
+    replay.add(row(5))
+    assert replay.rows().data["n"][:4].tolist() == [1, 2, 4, 5]
+
+
+def test_a_row_in_the_place_of_one_that_was_taken_back_has_no_mask_of_it():
+    block: Any = make()._engine.block
+    block.append(row(0), False)
+    block.count -= 1
+    block.append(row(0), None)
+    assert block.rows_in(block.packed()) == 1
 
 
 @pytest.mark.parametrize("number", [2**70, -(2**65), 2**62])
