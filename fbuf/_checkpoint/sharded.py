@@ -21,7 +21,7 @@ from fbuf._checkpoint import compatibility, config_json, plain, reshard
 from fbuf._checkpoint.parts import SavedPart, device_array
 from fbuf._checkpoint.plain import Gathered
 from fbuf._members import split
-from fbuf.sharded import Sharded, ShardedState, _split, _write
+from fbuf.sharded import Sharded, ShardedState, _state, _write
 
 KEYS = frozenset(("shards", "shard", "buffer", "rows", "rule", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
@@ -44,7 +44,7 @@ def _gather_shards(sharded: Sharded, state: ShardedState) -> Gathered:
     arrays: dict[str, Any] = {}
     common: dict[str, Any] = {}
     placed: dict[str, Any] = {}
-    for number, shard in _split.states_here(sharded, state).items():
+    for number, shard in _state.states_here(sharded, state).items():
         mine, common = plain.gather(sharded.shard, shard)
         arrays |= {prefix(number) + key: value for key, value in mine.items()}
         placed[str(number)] = common.pop("placed")
@@ -85,10 +85,10 @@ def _restore_shards(call: str, saved: Any, target: Any, example: Any, resize: An
     if whole != target.buffer:  # it was resized
         target = Sharded(whole, target.mesh, target.axis, target.draw)
     states = {}
-    for number, devices in _split.numbers_here(target).items():
-        with _split.making_arrays_for(devices[0]):
+    for number, devices in _state.numbers_here(target).items():
+        with _state.making_arrays_for(devices[0]):
             states[number] = sources.state(number, target.shards)
-    joined = _split.join(target, states)
+    joined = _state.join(target, states)
     return target, _write.refit(target, joined, static=(new,))[0] if new.remembers else joined
 
 

@@ -14,8 +14,7 @@ from fbuf._core.control_flow import axes_of
 from fbuf._core.sample import Index
 from fbuf._members import split
 from fbuf.sharded._operation import is_local
-from fbuf.sharded._split import keeps_rows_on_host
-from fbuf.sharded._state import ShardedState
+from fbuf.sharded._state import ShardedState, keeps_rows_on_host
 from fbuf.storages import Deduplicated, Device
 from fbuf.transforms import Normalize, NormalizeReward
 

@@ -20,10 +20,9 @@ from fbuf._core.control_flow import vary
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._members.split import check_draw_mode, member_of
-from fbuf.sharded import _checks, _exchange, _feedback, _inspect, _plan, _rows, _write
+from fbuf.sharded import _checks, _draw, _inspect, _rows, _write
 from fbuf.sharded._operation import is_local
-from fbuf.sharded._split import init_each, keeps_rows_on_host
-from fbuf.sharded._state import ShardedState, block_of
+from fbuf.sharded._state import ShardedState, block_of, init_each, keeps_rows_on_host
 
 
 @component
@@ -223,7 +222,7 @@ class Sharded:
         index = _checks.checked_index(call, self, index)
         rows = Index(index.slot, index.generation)
         arguments = checks.check_errors(call, self.buffer, rows, td_error, mask, eta)[1:]
-        return _feedback.update_priority(self, state, index, *arguments)[0]
+        return _rows.update_priority(self, state, index, *arguments)[0]
 
     def cut(self, state: ShardedState, lanes: Any = None) -> ShardedState:
         """End the running episodes at their newest rows: as `Buffer.cut`.
@@ -318,7 +317,7 @@ class Sharded:
         _checks.check_multiple(call, self, "batch_size", size)
         if self.draw == "global":
             _checks.check_key(call, self.axis, key)
-        return _exchange.sample(self, state, key, checked, static=(size,))
+        return _draw.sample(self, state, key, checked, static=(size,))
 
     def peek(
         self, state: ShardedState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
@@ -446,4 +445,4 @@ class Sharded:
           >>> 4000 < replay.plan(jnp.float32(0), batch_size=mesh.size).device < 5000
           True
         """
-        return _plan.plan(self, example, **settings)
+        return _inspect.plan(self, example, **settings)

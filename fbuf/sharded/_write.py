@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec
 
 from fbuf._buffer import transforms, write
 from fbuf._buffer.state import BufferState
-from fbuf.sharded._feedback import share_numbers
 from fbuf.sharded._operation import of_each, operation, same, split
+from fbuf.sharded._rows import share_numbers
 
 
 def _of_rows(sharded: Any, shape: tuple[int, int], axes: int) -> PartitionSpec:
