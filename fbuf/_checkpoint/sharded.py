@@ -1,7 +1,7 @@
 """A buffer in a checkpoint, plain or sharded: each shard as if saved alone, under prefixed names.
 
 A process saves and loads its own shards. If the number of shards is the saved one, a load reads each shard as it was;
-otherwise the lanes, or the rows, are distributed again (`fbuf._checkpoint.reshard`). A checkpoint of a plain buffer is one of
+otherwise the lanes, or the rows, are distributed again (`fbuf._checkpoint.resize`). A checkpoint of a plain buffer is one of
 a single shard.
 """
 
@@ -17,9 +17,10 @@ import jax
 from fbuf._buffer import prefetch, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, host_ring
-from fbuf._checkpoint import compatibility, config_json, plain, reshard
-from fbuf._checkpoint.parts import SavedPart, device_array
+from fbuf._checkpoint import compatibility, config_json, plain
+from fbuf._checkpoint.device_arrays import SavedPart, device_array
 from fbuf._checkpoint.plain import Gathered
+from fbuf._checkpoint.resize import Moves, reshard
 from fbuf._members import split
 from fbuf.sharded import Sharded, ShardedState, _state, _write
 
@@ -125,8 +126,8 @@ class _Sources:
             self._states = {n: self._states[n] if n in self._states else self._read(n) for n in range(first, stop)}
             target = split.member_of(self._whole, shards)
             parts = list(self._states.values())
-            moves = reshard.Moves(first, self.number, number, shards, *self._numbers())
-            return reshard.reshard(f"{self._call}: {self._path}", self._buffer, parts, target, moves)
+            moves = Moves(first, self.number, number, shards, *self._numbers())
+            return reshard(f"{self._call}: {self._path}", self._buffer, parts, target, moves)
 
     def _read(self, number: int) -> BufferState:
         part = self._saved[number]
