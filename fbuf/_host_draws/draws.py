@@ -18,6 +18,7 @@ from fbuf._algorithms import random
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._host_draws.anchors import HostAnchors
+from fbuf._host_draws.deferred import Deferred
 from fbuf._host_draws.reads import BatchStructure, HeldRows, HostBatch
 from fbuf._host_draws.rings import HostRings, Rings
 from fbuf._host_draws.row_block import RowBlock
@@ -61,7 +62,7 @@ class Drawn(NamedTuple):
     new: np.ndarray[Any, Any] | None = None  # those that opened with collected rows, where known
 
 
-class HostDraws:
+class HostDraws(Deferred):
     """Draws from states of one buffer.
 
     Args:

@@ -101,6 +101,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     """Prioritized draws, and at most one update of priorities that waits for the next: of rows held, that refuses nothing."""
 
     word: Any = np.int32
+    fuses = False  # collected rows are in the tree before they are written
 
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         HostDraws.__init__(self, buffer, impl, view, names)
@@ -272,12 +273,11 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         self._before.clear()
         return after
 
-    def lower_write(self, state: BufferState, block: Any, rows: Any) -> Any:
-        """Return a function that lowers the program of `write`."""
+    def lower_writes(self, buffer: Buffer, state: BufferState, block: RowBlock, packed: Any) -> list[Any]:
+        """Return functions that lower the programs of `write`, before and after a draw."""
         slots = self._nowhere(state, block)
-        return functools.partial(
-            extend_keeping.lower, self._buffer, state, rows, slots, self._former(block, slots.size)
-        )
+        keeping = functools.partial(extend_keeping.lower, buffer, state, packed, slots, self._former(block, slots.size))
+        return [*super().lower_writes(buffer, state, block, packed), keeping]
 
     def _former(self, block: RowBlock, opened: int) -> Any:
         """Return `before` of `extend_keeping`, of up to so many slots that opened; None where storing rows cannot fail."""

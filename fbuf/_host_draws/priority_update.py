@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Index
-from fbuf._host_draws import row_block
+from fbuf._host_draws.deferred import Deferred
 from fbuf._host_draws.rings import HostRings
 from fbuf._host_draws.row_block import RowBlock
 
@@ -37,7 +36,7 @@ def packed_update(index: Index, error: Any, mask: Any) -> np.ndarray[Any, Any] |
     return packed if magnitude.max() < np.inf else None  # not of NaN
 
 
-class PriorityUpdate:
+class PriorityUpdate(Deferred):
     """At most one update of rows held, of a buffer whose rows can all be drawn, for draws by programs."""
 
     def __init__(self, buffer: Buffer):
@@ -46,10 +45,10 @@ class PriorityUpdate:
 
     def drop(self) -> None:
         """Forget the update."""
-        self.update: np.ndarray[Any, Any] | None = None  # as `packed_update` returns it
+        self.update = None
 
     def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
-        """Copy the arguments. Return False, and keep nothing, unless every row can be set."""
+        """Write the collected rows, then let the update wait."""
         packed = packed_update(index, error, mask)
         if packed is None:
             return False
@@ -64,8 +63,3 @@ class PriorityUpdate:
             (slot, error, generation), self.update = self.update, None
             index: Any = Index(slot, generation.view(_UINT))
             engine.set_priorities(index, error.view(_FLOAT), None, 0.9)
-
-    def write(self, buffer: Buffer, state: BufferState, block: RowBlock, packed: Any) -> BufferState:
-        """Write the collected rows, `packed` from `block`."""
-        after: BufferState = row_block.write(buffer, state, packed)
-        return after

@@ -30,9 +30,8 @@ from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._host.failed_writes import write_of
 from fbuf._host_draws import choose, reads, row_block
+from fbuf._host_draws.deferred import Deferred
 from fbuf._host_draws.draws import HostDraws, random_draws
-from fbuf._host_draws.epoch import EpochDraws
-from fbuf._host_draws.prioritized import PriorityDraws
 from fbuf._host_draws.priority_update import PriorityUpdate
 from fbuf._host_draws.row_block import RowBlock
 from fbuf._indexing import scatter
@@ -47,12 +46,11 @@ class Engine:
     """Write, draw and count for a `Replay`.
 
     Attributes:
-      buffer, state, key: Until `flush` the state lacks the rows of `block`, the update in `updates`, and the position of
-        `host` in an epoch. Of the key, the data.
+      buffer, state, key: Until `flush` the state lacks the rows of `block`, and what is `deferred`. Of the key, the data.
       block: Collected rows; None if each row is written at once. Where a store on the host takes them, a block is kept until
         it is known to be stored. If that fails, it is written again before the next rows.
       host: Draws in NumPy; None if programs draw.
-      updates: What sets priorities with the next draw: `host`, or an update for programs; None if each is set at once.
+      deferred: What is done with the next draw, or before the state is read: of `host`, or an update for programs.
       packs: Whether programs draw packed batches for NumPy and torch.
       is_queue: Whether the buffer refuses rows rather than overwriting one that waits.
     """
@@ -85,11 +83,8 @@ class Engine:
         self.host: HostDraws | None = choose.host_draws(self.buffer, self.impl, self._view, list(self._spec))
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
         self.block: RowBlock | None = row_block.block_of(self.buffer, self.state, 64 if self.host is None else 256)
-        self.updates: PriorityUpdate | None = None
-        if isinstance(self.host, PriorityDraws):
-            self.updates = self.host
-        elif self.packs and self._on_device and self.buffer.dense and self.buffer.sampler.prioritized:
-            self.updates = PriorityUpdate(self.buffer)
+        updates = self.packs and self._on_device and self.buffer.dense and self.buffer.sampler.prioritized
+        self.deferred: Deferred = self.host or (PriorityUpdate(self.buffer) if updates else Deferred())
 
     def replace(self, state: BufferState) -> None:
         """Go on with another state, without the rows collected for this one."""
@@ -103,9 +98,7 @@ class Engine:
             self._choose_paths()
         if self.block is not None:
             self.block.clear()
-        deferred = self.host if isinstance(self.host, EpochDraws) else self.updates
-        if deferred is not None:
-            deferred.drop()
+        self.deferred.drop()
 
     def lend(self) -> BufferState:
         """Return the whole state, which the caller may donate: with every row, or raise."""
@@ -134,10 +127,10 @@ class Engine:
 
     def update_priority(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
         """Call `Buffer.update_priority`, or let the update wait for the next draw. Return what was counted, or None."""
-        if self.updates is not None and not self.block_failed:
+        if not self.block_failed:
             block = self._readable()
             with DeferInterrupts():  # what is kept of the block and the tree changes as one
-                if self.updates.keep(self, block, index, error, mask):
+                if self.deferred.keep(self, block, index, error, mask):
                     return None
         self.flush()
         index, error, mask = self.on_device((index, error, mask))
@@ -203,11 +196,8 @@ class Engine:
 
     def _set_deferred(self) -> None:
         """Set the priorities that wait for a draw, and the position in an epoch."""
-        if self.updates is not None and self.updates.update is not None:
-            with DeferInterrupts():  # no update is lost
-                self.updates.settle(self)
-        elif isinstance(self.host, EpochDraws):
-            self.host.settle(self)
+        with DeferInterrupts():  # no update is lost
+            self.deferred.settle(self)
 
     def _write_block(self) -> None:
         """Write the collected rows, if there are any, after a block that could not be stored."""
@@ -222,10 +212,7 @@ class Engine:
         self.keep_written()
         with DeferInterrupts():
             rows = block.packed()
-            if self.updates is None:
-                self.state = row_block.write(self.buffer, self.state, rows)
-            else:
-                self.state = self.updates.write(self.buffer, self.state, block, rows)
+            self.state = self.deferred.write(self.buffer, self.state, block, rows)
             block.clear()
             self._sent, self._sizes = rows if isinstance(self.state.rows, OnHost) else None, sizes
 
@@ -346,16 +333,16 @@ class Engine:
                 if drawn is not None:
                     self.key = drawn[0]
                     return drawn[1], None
-        if isinstance(self.host, EpochDraws):
-            self.host.settle(self)
+        if self.host is not None:
+            self._set_deferred()
         if isinstance(self.key, np.ndarray):  # from `HostDraws`
             self.key = jax.device_put(self.key)
         form: programs.Form = "packed" if packed else "whole"
         block, sizes = self.block, None
         rows: tuple[Any, ...] = ()
-        fused = self._on_device and (self.updates is None or self.host is None)
-        if fused and block is not None and block.count:
-            rows, sizes = (block.packed(), *self._update()), self._sizes_after()
+        if self._on_device and self.deferred.fuses and block is not None and block.count:
+            update = () if self.deferred.update is None else (self.deferred.update,)
+            rows, sizes = (block.packed(), *update), self._sizes_after()
             self.keep_written()
         else:
             self.flush()
@@ -372,14 +359,9 @@ class Engine:
             if rows and block is not None:
                 block.clear()
                 self._sizes = sizes
-                if self.updates is not None:
-                    self.updates.drop()
+                self.deferred.drop()
         self._programs[kind] = draw
         return batch, counts
-
-    def _update(self) -> tuple[Any, ...]:
-        """Return the update of priorities that waits for a draw, if any."""
-        return () if self.updates is None or self.updates.update is None else (self.updates.update,)
 
     def _readable(self) -> RowBlock | None:
         """Return the block whose rows are those that will be written, or write the collected rows."""
@@ -451,14 +433,13 @@ class Engine:
             jobs = [partial(random_draws(size, self.impl, host.bits).lower, self.key)]
             jobs += host.compilations(self.state, size, numbers, self.block if collects else None)
         block = self.block if collects else None
-        for rows in () if block is None else map(block.packed, block.lengths):
-            jobs.append(partial(row_block.write.lower, self.buffer, self.state, rows))
-            if isinstance(self.updates, PriorityDraws):
-                jobs.append(self.updates.lower_write(self.state, block, rows))
-            elif self._on_device and host is None:
-                jobs.append(partial(draw, rows))
-                if self.updates is not None:
-                    jobs.append(partial(draw, rows, jax.ShapeDtypeStruct((3, size), np.int32)))
+        if block is not None:
+            for rows in map(block.packed, block.lengths):
+                jobs += self.deferred.lower_writes(self.buffer, self.state, block, rows)
+                if self._on_device and self.deferred.fuses and host is None:
+                    jobs.append(partial(draw, rows))
+                    if isinstance(self.deferred, PriorityUpdate):
+                        jobs.append(partial(draw, rows, jax.ShapeDtypeStruct((3, size), np.int32)))
         writable = not self.buffer.writer.read_only
         if writable and block is None and not isinstance(self.buffer.storage, Ragged):
             spec, structure = checks.given_spec(self.buffer, self.state)

@@ -12,6 +12,7 @@ import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.store.reads import TicketReads
 from fbuf._host.types import StoreCorrupted, records_errors
+from fbuf._host_draws.deferred import Deferred
 from tests.support.failing_writes import PLAIN, failing, plain_rows
 from tests.support.host_views import SAMPLERS, STORAGES, UNIFORM, VIEWS, compare
 from tests.support.refusals import raises
@@ -56,7 +57,7 @@ def pair_of(storage, rows=40, sampler=UNIFORM):
     buffer = fbuf.Buffer(32, storage=storage, sampler=sampler)
     pair = [fbuf.Replay(buffer, PLAIN, seed=1, strict=False) for _ in range(2)]
     assert pair[0]._engine.host is not None
-    pair[1]._engine.host = pair[1]._engine.updates = None
+    pair[1]._engine.host, pair[1]._engine.deferred = None, Deferred()
     for replay in pair:
         add(replay, 0, rows)
     return pair
@@ -209,7 +210,7 @@ def test_priorities_are_as_before_rows_that_could_not_be_stored(sampler, view):
         expected = buffer.update_priority(expected, batch.index, error)  # not of collected rows
     engine = replay._engine
     assert engine.block.count == 10 and (batch.data["t"] > 40).any()
-    assert engine.updates.update is not None
+    assert engine.deferred.update is not None
     with failing():
         raises(OSError, "10 rows were not written: they are kept", lambda: replay.state)
         expected = buffer.cut(expected)
@@ -233,7 +234,7 @@ def test_rows_are_drawn_after_a_save_and_a_load(tmp_path):
         replay.save(str(tmp_path / str(number)))
     compare_draws(pair)
     pair = [fbuf.Replay.load(str(tmp_path / str(number))) for number in range(2)]
-    pair[1]._engine.host = None
+    pair[1]._engine.host, pair[1]._engine.deferred = None, Deferred()
     for first in (43, 50):
         for replay in pair:
             add(replay, first, 7)

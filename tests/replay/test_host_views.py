@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf._host_draws.deferred import Deferred
 from fbuf.views import Transition
 from tests.support.host_views import SAMPLERS, VIEWS, compare, row_of
 from tests.support.tables import by_tier
@@ -19,7 +20,7 @@ def test_a_row_may_close_two_anchors_of_one_lane_and_none_of_another():
     buffer = fbuf.Buffer(36, lanes=3, view=Transition(stack=2, terminated=None, truncated="end", autoreset="same_step"))
     example = {"obs": 0, "action": 0, "reward": 0.0, "end": False}
     replays = made, other = [fbuf.Replay(buffer, example) for _ in range(2)]
-    other._engine.host = None
+    other._engine.host, other._engine.deferred = None, Deferred()
     ends = {1: [True, True, True], 2: [False, True, False], 3: [False, True, True]}
     for step in range(15):
         row = {"obs": np.full(3, step, np.int32), "action": np.arange(3, dtype=np.int32)}

@@ -14,6 +14,7 @@ import pytest
 import fbuf
 from fbuf._host.store.reads import TicketReads
 from fbuf._host_draws import anchors, draws, prioritized, row_block
+from fbuf._host_draws.priority_update import PriorityUpdate
 from fbuf._replay import programs
 from fbuf._replay.engine import Engine
 from tests.support.refusals import raises
@@ -120,9 +121,10 @@ def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
     replay = filled()
     batch = replay.sample(4)
     replay.update_priority(batch.index, np.ones(4, np.float32))
-    assert replay._engine.updates is not None and replay._engine.updates.update is None
+    assert isinstance(replay._engine.deferred, PriorityUpdate) and replay._engine.deferred.update is None
     view = fbuf.views.Sequence(2, episode_end=(), episode="action")
-    assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._engine.updates is None
+    replay = fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)
+    assert not isinstance(replay._engine.deferred, PriorityUpdate)
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.prioritized(24), ROW).sample(4, to="numpy"))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 import fbuf
 from fbuf import samplers, storages, views
+from fbuf._host_draws.deferred import Deferred
 from tests.support.replay import counts
 from tests.support.trees import same
 
@@ -45,7 +46,7 @@ def make_pair(storage="device", sampler="uniform", view="row", lanes=None, capac
     parts = {"storage": STORAGES[storage], "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
     buffer = fbuf.Buffer(capacity, lanes=lanes, **parts)
     ours, theirs = (fbuf.Replay(buffer, ROW, seed=5, strict=False) for _ in range(2))
-    theirs._engine.host = theirs._engine.updates = None
+    theirs._engine.host, theirs._engine.deferred = None, Deferred()
     return ours, theirs
 
 
@@ -103,7 +104,7 @@ def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
             error[0] *= 1 if random.random() < 0.8 else np.inf
             for replay in pair:
                 replay.update_priority(batch.index, error)
-            deferred += ours._engine.updates is not None and ours._engine.updates.update is not None
+            deferred += ours._engine.deferred.update is not None
         else:
             batch, other = (replay.sample(size, to="numpy") for replay in pair)
             same(batch, other)

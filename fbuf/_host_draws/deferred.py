@@ -1,0 +1,45 @@
+"""`Deferred`: what a `Replay` does later than asked, before anything reads or writes the state. By default nothing."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.sample import Index
+from fbuf._host_draws import row_block
+from fbuf._host_draws.row_block import RowBlock
+
+
+class Deferred:
+    """What waits, and how collected rows are written before it is done.
+
+    Attributes:
+      update: Priorities that wait for the next draw, as `packed_update` returns them, if any.
+      fuses: Whether the program that draws may write the collected rows, after it set `update`.
+    """
+
+    update: np.ndarray[Any, Any] | None = None
+    fuses = True
+
+    def drop(self) -> None:
+        """Forget what waits."""
+
+    def settle(self, engine: Any) -> None:
+        """Do what waits."""
+
+    def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
+        """Let an update of priorities wait: copy its arguments. Return False, and keep nothing, unless every row can be set."""
+        return False
+
+    def write(self, buffer: Buffer, state: BufferState, block: RowBlock, packed: Any) -> BufferState:
+        """Write the collected rows, `packed` from `block`."""
+        after: BufferState = row_block.write(buffer, state, packed)
+        return after
+
+    def lower_writes(self, buffer: Buffer, state: BufferState, block: RowBlock, packed: Any) -> list[Any]:
+        """Return functions that lower the programs of `write`."""
+        return [functools.partial(row_block.write.lower, buffer, state, packed)]
