@@ -250,9 +250,9 @@ def call(
     on_cpu = functools.partial(_call_on_cpu, function, shapes, effect)
     off_cpu = functools.partial(_call_elsewhere, function, shapes, effect)
     if elsewhere is None:
-        made = control_flow.platform_dependent(*operands, cpu=on_cpu, default=off_cpu)
+        made = lax.platform_dependent(*operands, cpu=on_cpu, default=off_cpu)
     else:
-        made = control_flow.platform_dependent(
+        made = lax.platform_dependent(
             tuple(operands),
             tuple(elsewhere),
             cpu=lambda here, _: on_cpu(*here),

@@ -10,7 +10,6 @@ from jax import lax
 
 import fbuf
 from fbuf._bridge import callbacks
-from fbuf._core import control_flow
 from fbuf._host.store.store import Store
 from tests.support.ownership import agree, filled, late, make, rows_of
 
@@ -108,5 +107,5 @@ def trace_for_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(*args: Any, cpu: Any, default: Any) -> Any:
         return default(*args)
 
-    changed = vars(control_flow) | {"platform_dependent": choose}
-    monkeypatch.setattr(callbacks, "control_flow", types.SimpleNamespace(**changed))
+    changed = vars(lax) | {"platform_dependent": choose}
+    monkeypatch.setattr(callbacks, "lax", types.SimpleNamespace(**changed))
