@@ -96,7 +96,7 @@ def fresh_key(key: jax.Array) -> Callable[[], jax.Array]:
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return lambda: key
     data, kind = jax.random.key_data(key), jax.random.key_impl(key)
-    return lambda: jax.random.wrap_key_data(data, impl=kind)
+    return partial(jax.random.wrap_key_data, data, impl=kind)
 
 
 def randint_below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -43,9 +44,8 @@ def axes_of(*trees: Any) -> frozenset[str]:
 
 @contextlib.contextmanager
 def varying_as(*trees: Any) -> Iterator[None]:
-    """Cast carries and results of the loops and branches that are traced inside to the axes of the leaves of `trees`."""
-    axes = axes_of(trees) if jax.sharding.get_abstract_mesh().manual_axes else frozenset[str]()
-    before = _AXES.set(axes)
+    """Cast carries and results of the loops and branches traced inside to the axes of the leaves of `trees`, in `shard_map`."""
+    before = _AXES.set(axes_of(trees))
     try:
         yield
     finally:
@@ -146,7 +146,7 @@ T = TypeVar("T")
 def platform_dependent(
     *args: Any, cpu: Callable[..., T] | None = None, gpu: Callable[..., T] | None = None, default: Callable[..., T]
 ) -> T:
-    """`jax.lax.platform_dependent` for a CPU, a GPU of any vendor, and anything else."""
+    """`jax.lax.platform_dependent` for a CPU, a GPU of any vendor, and anything else; branches may have loops and constants."""
     branches = {"cpu": cpu, "cuda": gpu, "rocm": gpu}
     casting = {name: _casting(branch) for name, branch in branches.items() if branch is not None}
     return lax.platform_dependent(*args, **casting, default=_casting(default))
@@ -221,3 +221,18 @@ def if_any(flags: jax.Array, compute: Callable[[], T], otherwise: T) -> T:
         return cond(any_unbatched(flags), compute, lambda: otherwise)
 
     return platform_dependent(gpu=compute, default=by_branch)
+
+
+def replaced_if(flag: jax.Array, compute: Callable[..., Any], *values: Any, select: bool) -> Any:
+    """Return `compute(*values)` if `flag` bool[] holds, else `values`.
+
+    With `select` GPUs always compute it and select, because the host would wait for the branch.
+    """
+
+    def by_branch(*values: Any) -> Any:
+        return cond(flag, compute, lambda *same: same, *values)
+
+    def by_select(*values: Any) -> Any:
+        return jax.tree.map(functools.partial(jnp.where, flag), compute(*values), values)
+
+    return platform_dependent(*values, gpu=by_select if select else by_branch, default=by_branch)

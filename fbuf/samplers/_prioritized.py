@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import jax
@@ -523,7 +522,7 @@ def with_replacement(
         slot = _base.draw_uniform(own_key(), anchors, sampler.log, some & flat)
         return slot, jnp.ones_like(leaf)
 
-    slot, leaf = _uniform_if(flat, capacity, uniform_draw, slot, leaf)
+    slot, leaf = control_flow.replaced_if(flat, uniform_draw, slot, leaf, select=capacity <= MOST_COUNTED)
     mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
     # The product is explicit: XLA would rewrite a quotient as one in some programs and not in others.
     chance, least = leaf * (jnp.float32(1) / mass), least_chance(leaf[0], mass, low, flat)
@@ -533,19 +532,6 @@ def with_replacement(
         # 0 if some leaf is 0 and `share` is 0: use the least in the batch.
         least = jnp.where(least > jnp.float32(0), least, jnp.min(chance))
     return PrioritizedDraw(slot, some, chance, least)
-
-
-def _uniform_if(flat: Array, capacity: int, uniform_draw: Callable[..., Any], *drawn: Array) -> Any:
-    """Return `uniform_draw(*drawn)` if every leaf is 0, else `drawn`."""
-
-    def by_branch(*drawn: Array) -> Any:
-        return control_flow.cond(flat, uniform_draw, lambda *same: same, *drawn)
-
-    def by_select(*drawn: Array) -> Any:  # the host waits for a branch
-        return jax.tree.map(partial(jnp.where, flat), uniform_draw(*drawn), drawn)
-
-    gpu = by_select if capacity <= MOST_COUNTED else by_branch
-    return control_flow.platform_dependent(*drawn, gpu=gpu, default=by_branch)
 
 
 def least_chance(leaf: Array, mass: Array, low: Array, flat: Array | bool) -> Array:
@@ -569,7 +555,8 @@ def without_replacement(
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 
-    slot, mask, chance = _uniform_if(flat, capacity, uniform_draw, drawn.slot, drawn.mask, drawn.chance)
+    values, select = (drawn.slot, drawn.mask, drawn.chance), capacity <= MOST_COUNTED
+    slot, mask, chance = control_flow.replaced_if(flat, uniform_draw, *values, select=select)
     least = chance[0]
     if sampler.low is not None:
         low = sum_tree.root(sampler.low)
