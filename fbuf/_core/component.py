@@ -17,7 +17,7 @@ import operator
 import re
 from collections.abc import Iterable
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
+from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin
 
 import jax
 from jax import export
@@ -181,16 +181,6 @@ def state(cls: Any) -> Any:
         made, serialized_name=_qualified(made), serialize_auxdata=lambda aux: b"", deserialize_auxdata=lambda data: ()
     )
     return made
-
-
-S = TypeVar("S")
-
-
-def with_fields(node: S, fields: dict[str, Any]) -> S:
-    """Return a state with some fields replaced, as `dataclasses.replace`, which takes five times as long."""
-    new = object.__new__(type(node))
-    object.__setattr__(new, "__dict__", vars(node) | fields)
-    return new
 
 
 def _register_state(cls: type[Any]) -> None:

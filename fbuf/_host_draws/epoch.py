@@ -15,7 +15,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.component import with_fields
+from fbuf._core.dispatch import with_fields
 from fbuf._host_draws.draws import Drawn, HostDraws
 from fbuf._host_draws.row_block import RowBlock
 from fbuf.samplers import Epoch

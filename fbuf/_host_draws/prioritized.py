@@ -18,8 +18,8 @@ from jax import lax
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import COUNTERS, BufferState
-from fbuf._core.component import with_fields
 from fbuf._core.control_flow import order_after_reads
+from fbuf._core.dispatch import with_fields
 from fbuf._core.sample import Index
 from fbuf._host_draws.draws import Drawn, HostDraws
 from fbuf._host_draws.priority_update import PriorityUpdate, packed_update
