@@ -16,13 +16,16 @@ import functools
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import calls, checks, init, prefetch, priorities, read, transforms, write
+from fbuf._buffer import checks, init, prefetch, priorities, read, transforms, write
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, raise_failed
+from fbuf._core import pytree
 from fbuf._core.arguments import DrawOptions, Numbers, check_bool
 from fbuf._core.component import component
+from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf.transforms._chain import chained
@@ -210,9 +213,9 @@ class Buffer(BufferConfig):
 
     def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
         if checks.can_trace(self, state, rows, priority, mask):
-            after = calls.extend(self, state, rows, priority, mask, static=(call,))[0]
+            after = extend(self, state, rows, priority, mask, static=(call,))[0]
         else:
-            after = calls.extend_checked(self, state, rows, priority, mask, call)[0]
+            after = self._extend_checked(state, rows, priority, mask, call)[0]
         raise_failed(after, self.storage, after)
         return after
 
@@ -252,7 +255,7 @@ class Buffer(BufferConfig):
         if checks.can_trace(self, state, index, td_error, mask):
             checks.check_is_index(call, index)
             checks.check_eta(call, eta)
-            return calls.update_priority(self, state, index, td_error, mask, eta)[0]
+            return update_priority(self, state, index, td_error, mask, eta)[0]
         arguments = checks.check_errors(call, self, index, td_error, mask, eta)
         return priorities.update_priority(self, state, *arguments)[0]
 
@@ -390,8 +393,8 @@ class Buffer(BufferConfig):
           >>> batch.data["t"].shape, bool(batch.mask.all())
           ((32,), True)
         """
-        state, batch = calls.sample(self, state, key, batch_size, {**options})
-        return state, calls.exact("Buffer.sample", self, state, batch)
+        state, batch = self._sample(state, key, batch_size, {**options})
+        return state, self._exact("Buffer.sample", state, batch)
 
     def peek(
         self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
@@ -409,7 +412,11 @@ class Buffer(BufferConfig):
           >>> jax.vmap(lambda key: buffer.peek(state, key, 8).data["t"])(keys).shape
           (4, 8)
         """
-        return calls.peek(self, state, key, batch_size, {**options})[1]
+        call, form = "Buffer.peek", "peek(state, key, batch_size)"
+        checks.check_state(call, self, state)
+        size, checked = checks.check_draw(call, form, self, key, batch_size, {**options})
+        state, batch = read.sample(self, state, key, checked, static=(size,))
+        return self._exact(call, state, batch)
 
     def get(self, state: BufferState, index: Any) -> Rows:
         """Return rows by index, as stored.
@@ -432,7 +439,7 @@ class Buffer(BufferConfig):
             rows = read.get(self, state, index)[1]
         else:
             rows = read.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]
-        return calls.exact("Buffer.get", self, state, rows)
+        return self._exact("Buffer.get", state, rows)
 
     def window_index(self, state: BufferState, index: Index) -> Index:
         """Return the rows of sampled windows, to write recurrent states or latents back with `update_rows` (R2D2).
@@ -523,7 +530,7 @@ class Buffer(BufferConfig):
             rows = read.all_rows(self, state)[1]
         else:
             rows = read.last(self, state, static=(checks.check_last(call, self, last),))[1]
-        return calls.exact(call, self, state, rows)
+        return self._exact(call, state, rows)
 
     def can_sample(self, state: BufferState) -> jax.Array:
         """Return bool[], whether there is an anchor to draw.
@@ -749,6 +756,73 @@ class Buffer(BufferConfig):
         checks.check_state("Buffer.grow", self, state)
         return grow(self, state, blocks, capacity)
 
-    def _check_state(self, state: BufferState) -> None:
-        """Raise ValueError if another buffer made the state; every operation does when it is traced."""
-        checks.check_made_by("Buffer", self, state)
+    _check_state = checks.check_made_by  # by every operation when it is traced
+
+    def _extend_checked(
+        self,
+        state: BufferState,
+        rows: Any,
+        priority: Any,
+        mask: Any,
+        call: str,
+        slots: bool = False,
+        inline: bool = False,
+        repeats: bool = False,
+    ) -> tuple[BufferState, Any]:
+        """Return the state of `extend` or `add`, and with `slots` where a writer that replaces any row put each row.
+
+        With `inline` the write is part of the operation that calls this, which has checked the state. `repeats`: see
+        `write.extend`.
+        """
+        checks.check_writable(call, self)
+        leaves, values, shape, priority, mask = checks.check_rows(call, self, state, rows, priority, mask)
+        if shape[0] == 0:
+            return state, jnp.zeros(shape, jnp.int32) if slots else None
+        if values is not None:
+            leaves = write.store_values(self, state, leaves, values, shape, mask)
+        static = shape, (not call.endswith("add")) + (self.lanes is not None), slots, repeats
+        if inline:
+            return write.extend.inline(self, state, leaves, priority, mask, *static)
+        return write.extend(self, state, leaves, priority, mask, static=static)
+
+    def _sample(
+        self, state: BufferState, key: jax.Array, batch_size: int | None, options: dict[str, Any]
+    ) -> tuple[BufferState, Sample]:
+        """Return what `sample` does, with 64-bit leaves as pairs (`fbuf._core.pytree`)."""
+        call = "Buffer.sample"
+        checks.check_state(call, self, state)
+        size, checked = checks.check_draw(call, "sample(state, key, batch_size)", self, key, batch_size, options)
+        if not self.prefetch:
+            return read.sample(self, state, key, checked, static=(size,))
+        if size != self.batch_size:
+            raise ValueError(
+                f"{call}: batch_size is {size}, but the state holds a batch of {self.batch_size} drawn ahead. Leave it out, or "
+                f"write dataclasses.replace(buffer, batch_size={size}) and buffer.convert(other, state)."
+            )
+        return prefetch.sample(self, state, key, checked)
+
+    def _exact(self, call: str, state: BufferState, batch: Any) -> Any:
+        """Return a batch, or rows, with 64-bit leaves as NumPy arrays."""
+        if not self.storage.exact:
+            return batch
+        return dataclasses.replace(batch, data=pytree.exact(call, self.storage.spec(state.rows)[0], batch.data))
+
+
+_operation = functools.partial(Operation, scope=False)  # of checks and core; what it calls has a scope
+
+
+@_operation
+def extend(
+    buffer: Buffer, state: BufferState, rows: Any, priority: Any, mask: Any, call: str
+) -> tuple[BufferState, Any]:
+    """Return the state of `extend` or `add`."""
+    return buffer._extend_checked(state, rows, priority, mask, call, inline=True)
+
+
+@_operation
+def update_priority(
+    buffer: Buffer, state: BufferState, index: Any, td_error: Any, mask: Any, eta: Any
+) -> tuple[BufferState, None]:
+    """Return the state of `update_priority`."""
+    arguments = checks.check_errors("Buffer.update_priority", buffer, index, td_error, mask, eta)
+    return priorities.update_priority.inline(buffer, state, *arguments)

@@ -205,8 +205,8 @@ def refuse_donated(call: str, state: BufferState) -> None:
         raise RuntimeError(f"{call}: the state was donated. Use the state that the step returned: state = step(state).")
 
 
-def check_made_by(call: str, buffer: BufferConfig, state: BufferState) -> None:
-    """Raise if another buffer made the state."""
+def check_made_by(buffer: BufferConfig, state: BufferState, call: str = "Buffer") -> None:
+    """Raise ValueError if another buffer made the state."""
     if not fits(buffer, state):
         refuse_stacked(call, type(buffer), state)
         raise ValueError(

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import jax
 import numpy as np
 
-from fbuf._buffer import calls, init, prefetch, transforms
+from fbuf._buffer import init, prefetch, transforms
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, exact, in_jax, tree_bytes
 from fbuf._core.row_format import RowFormat
@@ -156,7 +156,7 @@ def plan(
         checkpoint=size + host + disk,
         peak_init=size,
         peak_extend=0 if fixed else peak(buffer.extend, (state, incoming), donate),
-        peak_sample=peak(lambda state, key: calls.sample(buffer, state, key, batch_size, {}), (state, key), (0,)),
+        peak_sample=peak(lambda state, key: buffer._sample(state, key, batch_size, {}), (state, key), (0,)),
         donated=donated,
         table=table,
     )

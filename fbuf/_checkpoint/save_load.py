@@ -181,7 +181,7 @@ def _check_member(call: str, buffer: Any, state: Any) -> None:
     _check_leaves(call, usage, state)
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
         raise TypeError(f"{call}: the state is spread over several processes. Gather it with process_allgather.")
-    checks.check_made_by(call, buffer, state)
+    checks.check_made_by(buffer, state, call)
     if state_arrays.has_custom_host_state(buffer):
         raise TypeError(f"{call}: {buffer.sampler!r} keeps state on the host. Use one whose state is arrays.")
 

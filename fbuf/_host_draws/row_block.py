@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import calls, checks
+from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import DTYPES, PyTree, fits, flat_keys, needs_x64
@@ -183,7 +183,7 @@ def unpack(buffer: Buffer, state: BufferState, packed: jax.Array) -> tuple[PyTre
 def extend(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
     """Write packed records. If they cannot be stored, they are given again before others. Traced."""
     rows, mask = unpack(buffer, state, packed)
-    return calls.extend_checked(buffer, state, rows, None, mask, "Buffer.extend", repeats=True)[0]
+    return buffer._extend_checked(state, rows, None, mask, "Buffer.extend", repeats=True)[0]
 
 
 write = jax.jit(extend, static_argnums=0, donate_argnums=1)

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fbuf._buffer import calls
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, index_of
 from fbuf._core.dispatch import changes_of
@@ -34,7 +33,7 @@ def _update_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> Buf
 def _extend_placed(
     buffer: Buffer, state: BufferState, rows: Any, priority: Any, mask: Any
 ) -> tuple[BufferState, tuple[jax.Array, Index]]:
-    after, slot = calls.extend_checked(buffer, state, rows, priority, mask, "Buffer.extend", slots=True)
+    after, slot = buffer._extend_checked(state, rows, priority, mask, "Buffer.extend", slots=True)
     slot = jnp.minimum(slot if buffer.lanes else slot[:, 0], jnp.int32(buffer.capacity))
     return after, (after.counters - state.counters, index_of(buffer, after, slot))
 
@@ -78,7 +77,7 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
         if writes:
             state = row_block.extend(buffer, state, rows)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
-        state, batch = calls.sample(buffer, state, now, size, numbers)
+        state, batch = buffer._sample(state, now, size, numbers)
         counts = state.counters - before
         return state if writes else changes_of(given, state), jax.random.key_data(key), FORMS[form](batch), counts
 

@@ -149,7 +149,7 @@ class Replay:
                     "Replay(buffer, row); replay.state = state."
                 )
             checks.refuse_donated("Replay", example)
-            checks.check_made_by("Replay", buffer, example)
+            checks.check_made_by(buffer, example, "Replay")
             state = copy.deepcopy(example)  # the caller keeps the original
         else:
             example = example if isinstance(buffer.storage, Ragged) else arguments.to_rows(example)
@@ -209,7 +209,7 @@ class Replay:
                 f"jax.device_put(state)."
             )
         checks.refuse_donated("Replay.state", state)
-        checks.check_made_by("Replay.state", self.buffer, state)
+        checks.check_made_by(self.buffer, state, "Replay.state")
         self._engine.check_rows(state)
         self._set_state(state)
 

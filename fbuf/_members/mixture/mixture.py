@@ -268,7 +268,7 @@ class Mixture(MixtureConfig):
     def _check_state(self, states: States) -> None:
         """Raise ValueError if other buffers made the states; every operation does when it is traced."""
         for name, buffer in self.members:
-            _buffer_checks.check_made_by("Mixture", draw.buffer_of(buffer), states[name])
+            _buffer_checks.check_made_by(draw.buffer_of(buffer), states[name], "Mixture")
 
     @property
     def _sharded(self) -> Sharded | None:
