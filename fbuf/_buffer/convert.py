@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fbuf._buffer import state as _state
 from fbuf._buffer.state import BufferConfig, BufferState, operation
+from fbuf._buffer.write import dense_change
 from fbuf._core import control_flow
 from fbuf._core import slots as _slots
 from fbuf._core.pytree import tree_bytes
@@ -49,7 +50,7 @@ def index_rows(
         leaves = dict(zip(names, values, strict=True))
         stamp = _state.stamp_of(other, leaves, slot.shape)
         if anchors is None:
-            change = _anchors.dense(slot, inside, None, stamp)
+            change = dense_change(slot, inside, None, stamp)
         else:
             new, ids = _state.ending(other, leaves, slot.shape), _state.ids_of(other, leaves, anchors.newest_id)
             before = Ring(cursor=start[None], size=start[None], lap=jnp.ones((1,), jnp.uint32))
@@ -99,7 +100,7 @@ def convert(
     leaves = dict(zip(names, values, strict=True))
     stamp = _state.stamp_of(other, leaves, keep.shape)
     if other.dense:
-        anchors, change = None, _anchors.dense(slot, keep, None, stamp)
+        anchors, change = None, dense_change(slot, keep, None, stamp)
     else:
         assert empty.anchors is not None
         new, ids = _state.ending(other, leaves, keep.shape), _state.ids_of(other, leaves, empty.anchors.newest_id)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._buffer import state as _state
@@ -66,7 +67,7 @@ def extend(
     if state.anchors is None:
         anchors, all_kept = None, jnp.ones(slot.shape, bool) if keep is None else keep
         priorities = None if priority is None else priority[skipped:]
-        change = _anchors.dense(slot, all_kept, priorities, None if stamp is None else stamp[skipped:])
+        change = dense_change(slot, all_kept, priorities, None if stamp is None else stamp[skipped:])
     else:
         anchors, change, token = _follow(buffer, state, state.anchors, leaves, priority, stamp, mask)
     change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, mask))
@@ -87,6 +88,24 @@ def extend(
     if lost is not None and after.anchors is not None:
         after = _cut_lost(buffer, after, lost)
     return (after, slot if slots else None) if refused is None else cut.core(buffer, after, refused > jnp.int32(0))
+
+
+def dense_change(
+    slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None
+) -> AnchorChange:
+    """Return the update of a write where every row held is an anchor: new rows open in place of the rows they replace."""
+    priorities: Any = np.full(slot.shape, _anchors.NO_PRIORITY, np.float32) if priority is None else priority
+    none = slot[:0]
+    return AnchorChange(
+        open_slot=slot,
+        open_mask=keep,
+        open_episode=None,
+        open_stamp=stamp,
+        newest_stamp=None,
+        priority=priorities,
+        close_slot=none,
+        close_mask=jnp.zeros(none.shape, bool),
+    )
 
 
 def _finite(priority: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -208,7 +227,7 @@ def evict_oldest(
     gone = age < count[None, :]
     slot = jnp.where(gone, _slots.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
     if state.anchors is None:
-        change = _anchors.dense(slot[:0], gone[:0], None)
+        change = dense_change(slot[:0], gone[:0], None)
         return slot, gone, None, dataclasses.replace(change, close_slot=slot, close_mask=gone), token
     anchors, change, token = _anchors.extend(
         state.anchors, buffer.view, geometry, state.ring, _anchors.no_rows(geometry), token, evict=(count, most)

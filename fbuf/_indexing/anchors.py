@@ -591,22 +591,6 @@ def _set_flags(
     return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
 
 
-def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None = None) -> AnchorChange:
-    """Return the update of a write where every row held is an anchor: new rows open in place of the rows they replace."""
-    priorities: Any = np.full(slot.shape, NO_PRIORITY, np.float32) if priority is None else priority
-    none = slot[:0]
-    return AnchorChange(
-        open_slot=slot,
-        open_mask=keep,
-        open_episode=None,
-        open_stamp=stamp,
-        newest_stamp=None,
-        priority=priorities,
-        close_slot=none,
-        close_mask=jnp.zeros(none.shape, bool),
-    )
-
-
 def count_before(flags: Array) -> Array:
     """Return the open rows of uint8[C] before each block, int32[blocks], for rows that never change.
 

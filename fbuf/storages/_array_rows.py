@@ -40,14 +40,6 @@ def take(array: np.ndarray[Any, Any], slot: np.ndarray[Any, Any]) -> np.ndarray[
     return array.take(slot, 0, None, "wrap")
 
 
-def default_platform() -> str:
-    """Return the platform of the device on which new arrays are placed."""
-    device: Any = getattr(jax.config, "jax_default_device", None)
-    if device is None:
-        return jax.default_backend()
-    return device if isinstance(device, str) else str(device.platform)
-
-
 class OwnedArray:
     """An array with no other owner, which `from_arrays` need not copy."""
 

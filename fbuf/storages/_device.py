@@ -54,7 +54,11 @@ class Device(Storage):
         return structure.unflatten(leaves)
 
     def _packs(self) -> bool:
-        return (self.layout or ("tiles" if _array_rows.default_platform() == "tpu" else "rows")) == "tiles"
+        """Return whether new rows are tiles: by default on the device where JAX places new arrays, if it is a TPU."""
+        if self.layout is not None:
+            return self.layout == "tiles"
+        device: Any = getattr(jax.config, "jax_default_device", None)
+        return (jax.default_backend() if device is None else getattr(device, "platform", device)) == "tpu"
 
     def spec(self, rows: PyTree) -> tuple[Spec, Any]:
         if isinstance(rows, OnHost):

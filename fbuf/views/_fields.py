@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._algorithms.rounding import to_float32
-from fbuf._core.pytree import PyTree, Spec, listed, name_of, needs_x64
+from fbuf._core.pytree import PyTree, Spec, listed, name_of
 
 ONE_ROW = "The example is one row of one lane: jax.tree.map(lambda x: x[0], example)."
 MADE = ("mask", "is_first", "learning_mask")
@@ -56,13 +55,6 @@ def check_id(view: str, name: str | None, spec: Spec) -> None:
     if not jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.shape:
         fix = ONE_ROW if leaf.shape else "Cast with x.astype(jnp.int32)."
         raise TypeError(f"{view}: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected one integer a row. {fix}")
-
-
-def as_float(values: jax.Array, dtype: Any) -> jax.Array:
-    """Return values of a leaf of `dtype` as numbers: integers, and the pairs of 64 bits without x64, as the nearest float32."""
-    if jnp.issubdtype(values.dtype, jnp.floating):
-        return values
-    return to_float32(values, dtype) if needs_x64(dtype) else values.astype(jnp.float32)
 
 
 def checked_ends(view: str, names: Any) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ from fbuf._indexing.anchors import CUT, END, episode_around, has
 from fbuf._interfaces.sampler import AnchorSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import AnchorRule, View, Window
-from fbuf.views._fields import as_float, check_free
-from fbuf.views._transition import Transition
+from fbuf.views._fields import check_free
+from fbuf.views._transition import Transition, as_float
 
 
 @component

@@ -22,17 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fbuf._algorithms.rounding import rounded_product
+from fbuf._algorithms.rounding import rounded_product, to_float32
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, beside, is_under, listed, name_of, outside, subtree, under
+from fbuf._core.pytree import PyTree, Spec, beside, is_under, listed, name_of, needs_x64, outside, subtree, under
 from fbuf._core.slots import expand, shift
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._interfaces.sampler import AnchorSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import AnchorRule, View, Window
 from fbuf.views._autoreset import check_autoreset
-from fbuf.views._fields import as_float, check_flag, check_free, check_id, check_single
+from fbuf.views._fields import check_flag, check_free, check_id, check_single
 from fbuf.views._host_transition import HostTransition
 
 MOST_IN_ORDER = 32
@@ -131,7 +131,7 @@ class Transition(View):
                 f"Transition: final_observation is {self.final_observation!r}; expected None with autoreset='next_step'."
             )
 
-    @property
+    @functools.cached_property
     def back(self) -> int:
         """Frames before the anchor's own."""
         return (self.stack or 1) - 1
@@ -183,7 +183,7 @@ class Transition(View):
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
             if now != last:
                 raise ValueError(f"Transition: '{self.final_observation}' is {last}; '{self.observation}' is {now}.")
-        check_free("Transition", MADE, self._leaves(spec)[3], nest=False)
+        check_free("Transition", MADE, _leaves(self, tuple(spec))[3], nest=False)
 
     def decide(self, flags: Array, count: Array, step: Array) -> tuple[Array, Array, Array | None]:
         index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
@@ -255,7 +255,7 @@ class Transition(View):
         if self.stack is not None and steps < self.stack and self.final_observation is None:
             frames = jnp.arange(-back, steps + 1, dtype=jnp.int32)[None, :]
             pool = slots_of(jnp.broadcast_to(frames, (slot.shape[0], back + steps + 1)))
-        observation, final_observation, action, others = self._leaves(spec)
+        observation, final_observation, action, others = _leaves(self, tuple(spec))
         stacked = observation if self.stack is None else self._stacked(spec)
         reads = _frames(observation, stacked, obs_slot, pool, jnp.zeros_like(reach))
         reads += _frames(observation, stacked, next_slot, pool, reach)
@@ -282,7 +282,7 @@ class Transition(View):
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[Array], window: Window) -> PyTree:
         mask, rewards, has_final, terminated = window.context
         rest = iter(arrays)
-        names, _, action, others = self._leaves(spec)
+        names, _, action, others = _leaves(self, tuple(spec))
         obs = {n: next(rest) for n in names}
         next_obs = {n: next(rest) for n in names}
         if self.final_observation is not None:
@@ -328,7 +328,7 @@ class Transition(View):
         in_order = self.n_step == 1 or (self.n_step <= MOST_IN_ORDER and spec[self.reward].dtype != np.float16)
         if self.episode is not None or not in_order:
             return None
-        return HostTransition(self, spec, structure, self._leaves(spec), self._stacked(spec))
+        return HostTransition(self, spec, structure, _leaves(self, tuple(spec)), self._stacked(spec))
 
     def _stacked(self, spec: Spec) -> list[str]:
         """Return the leaves of the observation that are stacked."""
@@ -336,12 +336,14 @@ class Transition(View):
             return []
         return [n for n in under(self.observation, spec) if self.stack_keys is None or is_under(n, self.stack_keys)]
 
-    def _leaves(self, spec: Spec) -> tuple[list[str], list[str], list[str], list[str]]:
-        """Return the leaves of the observation, of its final one, of the action, and those that are passed on unchanged."""
-        final = [] if self.final_observation is None else under(self.final_observation, spec)
-        action = [] if self.action is None else under(self.action, spec)
-        observation = under(self.observation, spec)
-        return observation, final, action, outside((*observation, *final, *action, self.reward), spec)
+
+@functools.lru_cache(maxsize=64)
+def _leaves(view: Transition, names: tuple[str, ...]) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Return the leaves of the observation, of its final one, of the action, and those that are passed on unchanged."""
+    final = [] if view.final_observation is None else under(view.final_observation, names)
+    action = [] if view.action is None else under(view.action, names)
+    observation = under(view.observation, names)
+    return observation, final, action, outside((*observation, *final, *action, view.reward), names)
 
 
 def _frames(names: Sequence[str], stacked: Sequence[str], slots: Array, pool: Array | None, start: Array) -> list[Read]:
@@ -358,3 +360,10 @@ def _one_leaf(field: str, leaves: Sequence[str]) -> str:
         )
     chosen = next((name for name in leaves if name.endswith("/__all__")), leaves[0])
     return f"expected one leaf. Write Transition({field}='{chosen}')."
+
+
+def as_float(values: Array, dtype: Any) -> Array:
+    """Return values of a leaf of `dtype` as numbers: integers, and the pairs of 64 bits without x64, as the nearest float32."""
+    if jnp.issubdtype(values.dtype, jnp.floating):
+        return values
+    return to_float32(values, dtype) if needs_x64(dtype) else values.astype(jnp.float32)

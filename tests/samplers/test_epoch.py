@@ -11,7 +11,7 @@ from jax import lax
 
 import fbuf
 from fbuf._algorithms import random
-from fbuf._indexing import anchors
+from fbuf._buffer.write import dense_change
 from fbuf.samplers import Epoch
 from tests.support import epoch as support
 from tests.support.epoch import Trial, buffer_of, check_inplace, empty
@@ -112,7 +112,7 @@ def test_counts_do_not_overflow():
     position = dataclasses.replace(state.position, start=whole, closed=whole - 3)
     state = dataclasses.replace(state, held=whole, position=position)
     slots = np.arange(5, dtype=np.int32)[:, None]
-    change = anchors.dense(slots, np.ones((5, 1), bool), None)
+    change = dense_change(slots, np.ones((5, 1), bool), None)
     for _ in range(3):
         state = Epoch().change(state, change, geometry, np.int32(0))
         assert state.held.tolist() == state.position.closed.tolist() == [length]
