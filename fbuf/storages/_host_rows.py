@@ -11,6 +11,7 @@ changes, so host leaves are fetched on demand, or prefetched (`fbuf._host.store.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -465,7 +466,7 @@ class HostRows(Storage):
     def exact(self) -> tuple[str, ...]:
         return self.keys or ()
 
-    @property
+    @functools.cached_property
     def masks_expired(self) -> bool:
         return self.on_expired == "mask"
 

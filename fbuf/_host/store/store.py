@@ -326,18 +326,15 @@ class Store(TicketReads):
         lane, count, present, updates = self._resolve(tickets)
         found, rows = list[Found](), PendingRows(tickets, lane, count)
         for column in columns:
-            updated, fetched = list[tuple[int, bytes]](), present
-            if updates:
-                updated = [(at, update.values[column]) for at, update in updates if column in update.values]
+            updated, fetched = list[tuple[int, Callable[[memoryview], None]]](), present
+            for at, update in updates:
+                if column in update.values:
+                    updated.append((at, functools.partial(self._updates.decode, column, update.values[column])))
             if updated:
                 fetched = present.copy()
                 fetched[[at for at, _ in updated]] = False
             fetch = self._parts[column].fetch(lane, count, fetched, self._count, starts)
-            decode = functools.partial(self._updates.decode, column)
-            put: list[tuple[int, Callable[[memoryview], None]]] = [
-                (at, functools.partial(decode, value)) for at, value in updated
-            ]
-            found.append((fetch, present, put, rows))
+            found.append((fetch, present, updated, rows))
         return found
 
     def _are_readable(self, rows: PendingRows) -> Array:
