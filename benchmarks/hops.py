@@ -22,7 +22,7 @@ import fbuf
 from fbuf._bridge import callbacks
 
 _ROOT = str(Path(fbuf.__file__).parent)
-_OF_JAX = ("_register_state", "_flatten", "_unflatten", "_parts", "_cached_hash")
+_OF_JAX = ("_register_state", "_flatten", "_flatten_with_keys", "_unflatten", "_parts", "_cached_hash")
 
 
 class Hops(NamedTuple):
@@ -30,6 +30,15 @@ class Hops(NamedTuple):
 
     files: tuple[str, ...]
     moves: int
+
+
+def _is_of_jax(frame: Any) -> bool:
+    """Return whether JAX calls this to flatten a state or to look up a program, or what calls this: no part of a method."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_ROOT) and frame.f_code.co_qualname.partition(".")[0] in _OF_JAX:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Counter:
@@ -43,8 +52,7 @@ class Counter:
 
     def _profile(self, frame: Any, event: str, _: Any) -> None:
         file = frame.f_code.co_filename
-        # JAX calls these whenever it flattens a state or looks up a program: they are not part of a method.
-        if event == "call" and file.startswith(_ROOT) and frame.f_code.co_qualname.partition(".")[0] not in _OF_JAX:
+        if event == "call" and file.startswith(_ROOT) and not _is_of_jax(frame):
             self._files.add(file)
             self._moves += file != self._last
             self._last = file
