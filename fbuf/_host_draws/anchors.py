@@ -81,19 +81,19 @@ class HostAnchors:
         self._bounds: np.ndarray[Any, Any] | None = None
         self._seen, self.total = 0, sum(self._left)
 
-    def _add(self, held: np.ndarray[Any, Any], block: RowBlock) -> None:
+    def _add(self, stored: np.ndarray[Any, Any], block: RowBlock) -> None:
         """Open and close the anchors of the rows that are new in `block`."""
         step, last = self._seen, block.count
         if self._closes is None:
-            self._closes = self._closed_by(held, len(self._by_step))
+            self._closes = self._closed_by(stored, len(self._by_step))
         ends = self._ends(block, step, last)
         for stop in (*ends, last):
             while step < stop:
                 step += self._add_uniform(step, self._no_ends, stop - step) or self._add_each(
-                    step, self._no_ends, held.item
+                    step, self._no_ends, stored.item
                 )
             if step < last:
-                step += self._add_uniform(step, ends[step], 1) or self._add_each(step, ends[step], held.item)
+                step += self._add_uniform(step, ends[step], 1) or self._add_each(step, ends[step], stored.item)
         self._seen, self.total = last, sum(self._left) + sum(self._more)
 
     def _ends(self, block: RowBlock, first: int, last: int) -> dict[int, list[int]]:
@@ -141,7 +141,7 @@ class HostAnchors:
             self._shifts += shifts
         return number
 
-    def _add_each(self, step: int, end: list[int], held: Item) -> int:
+    def _add_each(self, step: int, end: list[int], stored: Item) -> int:
         """Add a row of each lane. Return 1, their number."""
         before, lanes = self._newest, self._lanes
         after = self._newest = [self._follows[b] | e for b, e in zip(before, end, strict=True)]
@@ -152,7 +152,7 @@ class HostAnchors:
         for lane, key in enumerate(zip(self._memory, after, before, strict=True)):
             self._memory[lane], backs = self._decide(key)
             for back in backs:
-                if not self._view.checks or self._learns(lane, step, back, held):
+                if not self._view.checks or self._learns(lane, step, back, stored):
                     slot = (self._cursor[lane] + step - back) % self._length * lanes + lane
                     self._opened[self._more[lane] * lanes + lane] = slot
                     self._more[lane] += 1
@@ -180,7 +180,7 @@ class HostAnchors:
             decided = self._decided[key] = self._view.opened(*key)
         return decided
 
-    def _closed_by(self, held: np.ndarray[Any, Any], most: int) -> tuple[list[int], list[int]]:
+    def _closed_by(self, stored: np.ndarray[Any, Any], most: int) -> tuple[list[int], list[int]]:
         """Return the slots of held anchors that `most` rows close, row by row in order of their lanes, and where each begins.
 
         A row closes the anchor that it overwrites, and those that lack earlier frames from then on.
@@ -188,7 +188,7 @@ class HostAnchors:
         (cursor, size, *_), lanes, length, back = self._rings, self._lanes, self._length, self._view.back
         row = np.arange(-length, min(most + back - length, 0))[:, None]  # from the first of the block
         slot = (cursor + row) % length * lanes + np.arange(lanes)
-        flags = held.take(slot)
+        flags = stored.take(slot)
         began = np.maximum.accumulate(np.where(flags & START, row, -2 * length))
         step = np.maximum(length + np.maximum(began, row - back), length - size)
         closes = (flags & ANCHOR != 0) & (step < most) & (row >= -size)
@@ -197,18 +197,18 @@ class HostAnchors:
         bounds = step[order].searchsorted(np.arange(most + 1)).tolist()
         return slot[order].tolist(), bounds
 
-    def _flags(self, lane: int, step: int, held: Item) -> int:
+    def _flags(self, lane: int, step: int, stored: Item) -> int:
         """Return the flags of a row, counted from the first of the block."""
         if step >= 0:
             return int(self._by_step[step, lane])
         place = (self._cursor[lane] + step) % self._length
-        return held(place * self._lanes + lane)
+        return stored(place * self._lanes + lane)
 
-    def _learns(self, lane: int, step: int, back: int, held: Item) -> bool:
+    def _learns(self, lane: int, step: int, back: int, stored: Item) -> bool:
         """Return whether the window whose anchor is `back` rows before row `step` learns a row."""
         view = self._view
         first, last = step - back - view.back, step - back + view.ahead
-        near = [self._flags(lane, row, held) if row <= step else 0 for row in range(first, last + 1)]
+        near = [self._flags(lane, row, stored) if row <= step else 0 for row in range(first, last + 1)]
         return bool(view.learns(np.array([near], np.uint8)))
 
     def counts(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

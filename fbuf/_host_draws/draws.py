@@ -145,13 +145,13 @@ class HostDraws(Deferred):
 
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the slots of rows int64[B], counted lane by lane, oldest first."""
-        (lanes, length, _), (cursor, held, *_) = self._geometry, rings
+        (lanes, length, _), (cursor, sizes, *_) = self._geometry, rings
         if lanes == 1:
-            return (rank + (cursor[0] - held[0])) % length
-        ends = np.cumsum(held)
+            return (rank + (cursor[0] - sizes[0])) % length
+        ends = np.cumsum(sizes)
         lane = np.searchsorted(ends, rank, side="right")
-        rank = rank - (ends - held)[lane]
-        return (rank + (cursor - held)[lane]) % length * lanes + lane
+        rank = rank - (ends - sizes)[lane]
+        return (rank + (cursor - sizes)[lane]) % length * lanes + lane
 
     def _bits(self, key: Any, size: int) -> Any:
         """Return the data of the next key and the random bits of a draw."""

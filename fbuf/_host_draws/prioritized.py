@@ -61,16 +61,16 @@ def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
     Words int32[...] are the bits of the number of anchors, then as for `chunked_priorities.write` and `draw`. It returns the
     state, donated if something is `changed` or `updated`, and what `draw` returns.
     """
-    own: Any = buffer.sampler
+    config: Any = buffer.sampler
     numbers = _FIRST + 2 * (updated + changed)
 
     def draw(sampler: Any, words: jax.Array, options: dict[str, jax.Array]) -> tuple[Any, Any]:
         if changed or updated:
-            sampler = chunked_priorities.write(own, sampler, words, _FIRST, updated, changed, buffer.geometry)
+            sampler = chunked_priorities.write(config, sampler, words, _FIRST, updated, changed, buffer.geometry)
         if not size:
             return sampler, None
         number, beta = lax.bitcast_convert_type(words[0], jnp.float32), options.get("beta", sampler.beta)
-        drawn = chunked_priorities.draw(sampler, words, numbers, size, buffer.capacity, number, beta, own.normalize)
+        drawn = chunked_priorities.draw(sampler, words, numbers, size, buffer.capacity, number, beta, config.normalize)
         return (sampler if changed or updated else None), drawn
 
     return jax.jit(draw, donate_argnums=0 if changed or updated else (), compiler_options=sequential_options())
@@ -115,7 +115,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
         super().drop()
-        # Of the last batch what `_held` returned, and the bytes of its index.
+        # Of the last batch what `_version` returned, and the bytes of its index.
         self._noted: tuple[Any, ...] = None, 0, 0, b"", b""
         self._opened = list[int]()  # changes of collected rows that are in the tree
         # What slots had before these changes, where a store may not take the rows.
@@ -127,7 +127,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         drawn = super().draw(engine, block, key, size, numbers)
         if drawn is not None:
             slot, generation, *_ = drawn[1].rest()
-            self._noted = *self._held(engine, block), slot.tobytes(), generation.tobytes()
+            self._noted = *self._version(engine, block), slot.tobytes(), generation.tobytes()
         return drawn
 
     def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
@@ -135,8 +135,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         anchors = engine.state.anchors
         if anchors is not None:
             if anchors.tail_priority is not self._waits[0]:
-                given = bool((np.asarray(memoryview(anchors.tail_priority)) >= 0).any())
-                self._waits = anchors.tail_priority, given
+                waits = bool((np.asarray(memoryview(anchors.tail_priority)) >= 0).any())
+                self._waits = anchors.tail_priority, waits
             if self._waits[1]:
                 return 0
         self._new = () if block is None else self._changes(engine, block)
@@ -219,7 +219,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         steps = np.arange(known // lanes, block.count)[:, None]
         return ((rings.cursor + steps) % length * lanes + np.arange(lanes)).reshape(-1).tolist()
 
-    def _held(self, engine: Any, block: RowBlock | None) -> tuple[Any, int, int]:
+    def _version(self, engine: Any, block: RowBlock | None) -> tuple[Any, int, int]:
         return engine.state.header, *((0, 0) if block is None else (block.cleared, block.count))
 
     def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
@@ -229,10 +229,10 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             return False
         if block is not None and len(self._changes(engine, block)):
             engine.flush()
-        (header, *before), (now, *counts) = self._noted, self._held(engine, block)
+        (header, *before), (now, *counts) = self._noted, self._version(engine, block)
         slot, _, generation = packed
-        held = header is now and before == [*counts, slot.tobytes(), generation.tobytes()]
-        if not held and not (self._buffer.dense and self._rings.holds(now, slot, generation.view(_UINT), counts[1])):
+        current = header is now and before == [*counts, slot.tobytes(), generation.tobytes()]
+        if not current and not (self._buffer.dense and self._rings.holds(now, slot, generation.view(_UINT), counts[1])):
             return False
         self.settle(engine)
         self.update = packed

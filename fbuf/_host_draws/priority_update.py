@@ -53,9 +53,9 @@ class PriorityUpdate(Deferred):
         if packed is None:
             return False
         engine.flush()
-        held = self._rings.holds(engine.state.header, packed[0], packed[2].view(_UINT))
-        self.update = packed if held else None
-        return held
+        fresh = self._rings.holds(engine.state.header, packed[0], packed[2].view(_UINT))
+        self.update = packed if fresh else None
+        return fresh
 
     def settle(self, engine: Any) -> None:
         """Set the priorities that wait."""

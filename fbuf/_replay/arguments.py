@@ -42,12 +42,12 @@ def named_options(init: Init) -> Init:
     known = inspect.signature(init).parameters
 
     @functools.wraps(init)
-    def checked(*args: Any, **given: Any) -> None:
-        for name in given:
+    def checked(*args: Any, **options: Any) -> None:
+        for name in options:
             if name not in known:
                 fix = f" {_ELSEWHERE[name]}." if name in _ELSEWHERE else did_you_mean(name, known)
                 raise TypeError(f"Replay: there is no option '{name}'.{fix}")
-        init(*args, **given)
+        init(*args, **options)
 
     return cast(Init, checked)
 
@@ -166,8 +166,8 @@ def convert(batch: Sample | PackedBatch | HostBatch, to: str) -> Sample:
     if isinstance(batch, (PackedBatch, HostBatch)):
         return batch.to_numpy() if to == "numpy" else batch.to_torch()
     if to == "numpy":
-        held: Sample = jax.device_get(batch)
-        return held
+        copied: Sample = jax.device_get(batch)
+        return copied
     if to == "torch":
         from fbuf.torch._to_torch import sample_to_torch
 
@@ -195,5 +195,5 @@ def to_device_of(value: Any, home: jax.Array) -> Any:
     """Move a JAX array to the device of `home`; return anything else unchanged."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return value
-    there, here = value.sharding.device_set, home.sharding.device_set
-    return value if len(here) != 1 or there == here else jax.device_put(value, home.sharding)
+    source, target = value.sharding.device_set, home.sharding.device_set
+    return value if len(target) != 1 or source == target else jax.device_put(value, home.sharding)

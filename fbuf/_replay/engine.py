@@ -143,9 +143,9 @@ class Engine:
         self._sizes = sizes
         return counts
 
-    def on_device(self, given: Any) -> Any:
+    def on_device(self, tree: Any) -> Any:
         """Return arguments with JAX arrays on the device of the state."""
-        return jax.tree.map(lambda x: to_device_of(x, self.state.header), given)
+        return jax.tree.map(lambda x: to_device_of(x, self.state.header), tree)
 
     def cut(self, lanes: Any) -> None:
         """Call `Buffer.cut`."""
@@ -453,7 +453,7 @@ class Engine:
             jobs.append(partial(update, mask=None, eta=0.9))
         return jobs
 
-    def held(self) -> int:
+    def size(self) -> int:
         """Return the number of rows held, collected rows included."""
         if self.block is not None and self.block.masked:
             self.flush()

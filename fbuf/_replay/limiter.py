@@ -63,9 +63,9 @@ class BlockingLimiter:
         return bool(ready and (self._reached or limit.can_sample(pace, count, size=self._count())))
 
     def _count(self) -> int:
-        held = self._size()
-        self._reached = not self._shrinks and held >= self.limit.min_size
-        return held
+        size = self._size()
+        self._reached = not self._shrinks and size >= self.limit.min_size
+        return size
 
     def done(self, kind: Kind, count: int) -> None:
         """Count rows that were added, or drawn."""
@@ -152,11 +152,11 @@ class BlockingLimiter:
             after, bound = limit.added(pace, count), f"max_diff is {_number(limit.max_diff)}"
         else:
             after, bound = limit.sampled(pace, count), f"min_diff is {_number(limit.min_diff)}"
-            held = self._size()
-            if held < limit.min_size:
-                return f"{counted(held, 'row')} held, but min_size is {limit.min_size}"
+            size = self._size()
+            if size < limit.min_size:
+                return f"{counted(size, 'row')} held, but min_size is {limit.min_size}"
             if limit.can_sample(pace, count):
-                return f"{counted(held, 'row')} held, but too few of them can be sampled yet"
+                return f"{counted(size, 'row')} held, but too few of them can be sampled yet"
         before, then = (limit.stats(p)["surplus"] for p in (pace, after))
         return (
             f"{counted(pace.added, 'row')} added and {pace.drawn} drawn, so the surplus is {before:.10g} and would be "
@@ -168,8 +168,8 @@ def _number(value: Any) -> str:
     return "none" if value is None else f"{float(value):.10g}"
 
 
-def start(limit: Limit, held: int) -> LimitState:
-    """Return the counts of a buffer that already holds `held` rows, drawn as often as the limit expects."""
-    pace = limit.init(added=held, host=True)
+def start(limit: Limit, size: int) -> LimitState:
+    """Return the counts of a buffer that already holds `size` rows, drawn as often as the limit expects."""
+    pace = limit.init(added=size, host=True)
     due = max(limit.stats(pace)["surplus"] - float(limit.samples_per_insert) * limit.min_size, 0)
-    return limit.init(added=held, drawn=int(due), host=True)
+    return limit.init(added=size, drawn=int(due), host=True)

@@ -71,7 +71,7 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
     def draw(
         state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None, update: Any = None
     ) -> tuple[Any, jax.Array, Any, jax.Array]:
-        given, before = state, state.counters
+        original, before = state, state.counters
         if update is not None:
             state = _update_packed(buffer, state, update)
         if writes:
@@ -79,7 +79,7 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
         state, batch = buffer._sample(state, now, size, numbers)
         counts = state.counters - before
-        return state if writes else changes_of(given, state), jax.random.key_data(key), FORMS[form](batch), counts
+        return state if writes else changes_of(original, state), jax.random.key_data(key), FORMS[form](batch), counts
 
     return jax.jit(draw, donate_argnums=0 if writes else ())
 

@@ -170,7 +170,7 @@ class Replay:
         self._limiter: BlockingLimiter | None = None
         if metadata.limit is not None and metadata.pace is not None:
             self._limiter = BlockingLimiter(
-                metadata.limit, metadata.pace, shrinks=metadata.buffer.storage.grows, size=self._engine.held
+                metadata.limit, metadata.pace, shrinks=metadata.buffer.storage.grows, size=self._engine.size
             )
         self._ahead = metadata.buffer.prefetch > 0 or metadata.limit is not None
 
@@ -544,8 +544,8 @@ class Replay:
         mask = arguments.to_array(mask, "mask")
         with self._acquire():
             self._engine.flush()
-            given = self._engine.on_device((index, self._engine.narrowed(call, fields), mask))
-            counts = self._engine.donate(programs.update_rows, *given[:2], mask=given[2])
+            moved = self._engine.on_device((index, self._engine.narrowed(call, fields), mask))
+            counts = self._engine.donate(programs.update_rows, *moved[:2], mask=moved[2])
         self._raise(call, counts)
 
     @locked
@@ -616,10 +616,10 @@ class Replay:
         if not isinstance(position, (slice, int, np.integer)) or isinstance(position, bool):
             fix = "For an Index or slots use replay.get(index)"
             raise TypeError(f"Replay: position is {type(position).__name__}; expected an int or a slice. {fix}.")
-        held = range(self._engine.held())
-        if not isinstance(position, slice) and not -len(held) <= position < len(held):
-            raise IndexError(f"Replay: position is {position}, but it holds {counted(len(held), 'row')}.")
-        chosen = held[position]
+        stored = range(self._engine.size())
+        if not isinstance(position, slice) and not -len(stored) <= position < len(stored):
+            raise IndexError(f"Replay: position is {position}, but it holds {counted(len(stored), 'row')}.")
+        chosen = stored[position]
         positions = np.arange(chosen.start, chosen.stop, chosen.step) if isinstance(chosen, range) else np.int64(chosen)
         with DeferInterrupts():
             return self.buffer.get(self._engine.state, jnp.asarray(self._engine.slots(positions)))
@@ -725,7 +725,7 @@ class Replay:
     @restores_lock
     def __len__(self) -> int:
         with self._acquire():
-            return self._engine.held()
+            return self._engine.size()
 
     @restores_lock
     def cut(self, lanes: Any = None) -> None:
@@ -775,7 +775,7 @@ class Replay:
         """
         size = batch_size or self.buffer.batch_size or 1
         allowed = self._limiter is None or self._limiter.allows("sample", size)
-        return allowed and self._engine.held() > 0 and self._engine.ready(size)
+        return allowed and self._engine.size() > 0 and self._engine.ready(size)
 
     @locked
     def can_add(self, rows: int = 1) -> bool:
@@ -1002,10 +1002,10 @@ class Replay:
         """Raise for a draw from rows that all need later ones. Return if there are no rows, or some only were drawn already."""
         ahead = self.buffer.view.rule.ahead
         with self._acquire():
-            held, count = self._engine.held(), int(np.asarray(anchor_count(self._engine.state)).sum())
-        if held and ahead and not count:
+            size, count = self._engine.size(), int(np.asarray(anchor_count(self._engine.state)).sum())
+        if size and ahead and not count:
             raise ValueError(
-                f"{call}: none of the {counted(held, 'row')} held can be sampled yet; {self.buffer.view!r} needs up to {ahead} "
+                f"{call}: none of the {counted(size, 'row')} held can be sampled yet; {self.buffer.view!r} needs up to {ahead} "
                 f"more of its episode and lane after a row. Add rows, or ask can_sample first."
             )
 

@@ -68,7 +68,7 @@ def newest(buffer: Buffer, count: int, header: jax.Array, mask: jax.Array | None
     keep = jnp.ones((count, geometry.lanes), bool) if mask is None else mask.reshape(count, geometry.lanes)
     before = ring.size - jnp.sum(keep, axis=0, dtype=jnp.int32)
     age = before[None, :] + jnp.cumsum(keep, axis=0, dtype=jnp.int32) - jnp.int32(1)
-    there = keep & (age >= jnp.int32(0))
-    slot = jnp.where(there, by_age(ring, geometry, age), jnp.int32(geometry.capacity))
+    present = keep & (age >= jnp.int32(0))
+    slot = jnp.where(present, by_age(ring, geometry, age), jnp.int32(geometry.capacity))
     slot = slot[:, 0] if buffer.lanes is None else slot
     return Index(slot, buffer.writer.generation(ring, geometry, slot))

@@ -41,7 +41,13 @@ def random_numbers(key: Array, size: int, stratified: bool) -> Array:
 
 
 def write(
-    own: Prioritized, sampler: PrioritizedState, words: Array, at: int, updated: int, changed: int, geometry: Geometry
+    config: Prioritized,
+    sampler: PrioritizedState,
+    words: Array,
+    at: int,
+    updated: int,
+    changed: int,
+    geometry: Geometry,
 ) -> PrioritizedState:
     """Set priorities of `updated` rows, then open and close `changed` anchors, in turn; slot C is skipped.
 
@@ -52,19 +58,19 @@ def write(
     capacity, token, end = geometry.capacity, jnp.int32(0), updated + changed
     largest = _floats(words, jnp.int32(1), 1)[0] if updated else None
     if sampler.top is None:  # the first priority does not depend on leaves, so that one loop writes all
-        return _written(seen(sampler, largest, token), own, words, at, end, range(end), updated, capacity)
+        return _written(seen(sampler, largest, token), config, words, at, end, range(end), updated, capacity)
     if updated:
-        sampler = _written(sampler, own, words, at, end, range(updated), updated, capacity)
+        sampler = _written(sampler, config, words, at, end, range(updated), updated, capacity)
         sampler = seen(sampler, largest, token)
     if changed:
-        sampler = _written(sampler, own, words, at, end, range(updated, end), updated, capacity)
+        sampler = _written(sampler, config, words, at, end, range(updated, end), updated, capacity)
         sampler = seen(sampler, None, token)
     return sampler
 
 
 def _written(
     sampler: PrioritizedState,
-    own: Prioritized,
+    config: Prioritized,
     words: Array,
     at: int,
     number: int,
@@ -73,7 +79,7 @@ def _written(
     capacity: int,
 ) -> PrioritizedState:
     """Write the priorities numbered `which`, of which those from `updated` on are of new rows."""
-    first = own.first_priority(sampler)
+    first = config.first_priority(sampler)
 
     def item(i: Array) -> tuple[Array, Array, Array]:
         slot = lax.dynamic_index_in_dim(words, at + i, keepdims=False)
