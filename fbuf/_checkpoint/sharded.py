@@ -22,7 +22,7 @@ from fbuf._checkpoint.device_arrays import SavedPart, device_array
 from fbuf._checkpoint.plain import Gathered
 from fbuf._checkpoint.resize import Moves, reshard
 from fbuf._members import split
-from fbuf.sharded import Sharded, ShardedState, _state, _write
+from fbuf.sharded import Sharded, ShardedState, _operation, _rows
 
 KEYS = frozenset(("shards", "shard", "buffer", "rows", "rule", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
@@ -45,7 +45,7 @@ def _gather_shards(sharded: Sharded, state: ShardedState) -> Gathered:
     arrays: dict[str, Any] = {}
     common: dict[str, Any] = {}
     placed: dict[str, Any] = {}
-    for number, shard in _state.states_here(sharded, state).items():
+    for number, shard in _operation.states_here(sharded, state).items():
         mine, common = plain.gather(sharded.shard, shard)
         arrays |= {prefix(number) + key: value for key, value in mine.items()}
         placed[str(number)] = common.pop("placed")
@@ -86,11 +86,11 @@ def _restore_shards(call: str, saved: Any, target: Any, example: Any, resize: An
     if whole != target.buffer:  # it was resized
         target = Sharded(whole, target.mesh, target.axis, target.draw)
     states = {}
-    for number, devices in _state.numbers_here(target).items():
-        with _state.making_arrays_for(devices[0]):
+    for number, devices in _operation.numbers_here(target).items():
+        with _operation.making_arrays_for(devices[0]):
             states[number] = sources.state(number, target.shards)
-    joined = _state.join(target, states)
-    return target, _write.refit(target, joined, static=(new,))[0] if new.remembers else joined
+    joined = _operation.join(target, states)
+    return target, _rows.refit(target, joined, static=(new,))[0] if new.remembers else joined
 
 
 def parts(saved: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _info
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import to_path
+from fbuf.datasets._arrays.write import to_path
 from fbuf.samplers import Uniform
 from fbuf.storages import DataSet
 from fbuf.torch._dtypes import NARROW

@@ -37,7 +37,7 @@ from fbuf._rows.columns import BLOCK_BYTES, DTYPES, Block
 from fbuf._rows.row_reader import Reader
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import Work, check_free, rows_per_segment, to_path, write
+from fbuf.datasets._arrays.write import Work, check_free, rows_per_segment, to_path, write
 from fbuf.datasets._lock import exclusive
 from fbuf.storages import DataSet, _host_rows
 from fbuf.views import Row

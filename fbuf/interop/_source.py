@@ -23,8 +23,17 @@ from fbuf._interfaces.view import View
 from fbuf._rows import columns as _columns
 from fbuf._rows.columns import Block, Column, Fields, array_column, cast_columns, choose_leaves, columns_of, flag
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.segments import check_free, to_path
-from fbuf.datasets._arrays.write import Settings, Tables, opened, plan_rows, plan_tables, write_columns, write_tables
+from fbuf.datasets._arrays.write import (
+    Settings,
+    Tables,
+    check_free,
+    opened,
+    plan_rows,
+    plan_tables,
+    to_path,
+    write_columns,
+    write_tables,
+)
 from fbuf.interop import _fill, _guards
 from fbuf.torch._dtypes import NARROW
 
