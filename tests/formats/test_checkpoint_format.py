@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
-from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
+from fbuf._formats.checkpoint.layout import NAMES, dtype_named
 from fbuf._host.io import file
 from tests.support.disk import flip
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, state

@@ -74,14 +74,6 @@ def rows_per_segment(call: str, segment_rows: int | None, schema: dataset.Schema
     return int(segment_rows)
 
 
-def to_path(call: str, name: str, value: Any, other: str = "") -> Path:
-    """Return an argument as a path. Raises TypeError: it is not one."""
-    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        what = repr(value) if value is None or isinstance(value, str) else f"a {type(value).__name__}"
-        raise TypeError(f"{call}: {name} is {what}; expected the path of a folder{other and ', '}{other}.")
-    return Path(value).expanduser()
-
-
 def check_free(call: str, path: Path, *, unfinished: bool) -> None:
     """Raise FileExistsError if `path` exists; an empty folder may, and `unfinished` segments on request."""
     delete = f"fbuf.datasets.delete({str(path)!r})"
