@@ -39,7 +39,7 @@ def measure(quick: bool) -> list[dict[str, Any]]:
 
     import fbuf
     from fbuf.sharded import Sharded
-    from fbuf.sharded._operation import block_of
+    from fbuf.sharded._state import block_of
 
     buffer = fbuf.prioritized(CAPACITY, lanes=LANES)
     example = {"obs": jnp.zeros(WIDTH), "reward": jnp.float32(0)}

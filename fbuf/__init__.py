@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fbuf._buffer.checked import checked
     from fbuf._buffer.plan import Plan
     from fbuf._checkpoint.async_save import Saving
-    from fbuf._checkpoint.save_load import load, save
+    from fbuf._checkpoint.load import load
+    from fbuf._checkpoint.save import save
     from fbuf._formats.checkpoint import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
     from fbuf._members.mixture import Mixture
     from fbuf._replay import Replay, ReplayClosed
@@ -73,7 +74,8 @@ _name, __dir__ = later(
     {
         "fbuf._buffer.checked": ["checked"],
         "fbuf._checkpoint.async_save": ["Saving"],
-        "fbuf._checkpoint.save_load": ["load", "save"],
+        "fbuf._checkpoint.load": ["load"],
+        "fbuf._checkpoint.save": ["save"],
         "fbuf._formats.checkpoint": ["CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"],
         "fbuf._bridge.lifetime": ["stores"],
         "fbuf._bridge.lazy_rows": ["Lazy"],

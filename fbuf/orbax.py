@@ -23,8 +23,8 @@ import jax
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._checkpoint import save_load as saving
-from fbuf._checkpoint.save_load import load
+from fbuf._checkpoint import save as saving
+from fbuf._checkpoint.load import load
 from fbuf._core.pytree import named_leaves
 from fbuf._formats import checkpoint
 

@@ -1,7 +1,7 @@
 """`Buffer(prefetch=1)`: each `sample` returns the batch that the previous call drew, and draws the next.
 
 The prefetched batch is part of the state: anchors with their generations, probabilities and weights, the view's context, and
-the rows. Rows on the host are tickets and the number of a request, which `fbuf._host.store.reads` serves during the step.
+the rows. Rows on the host are tickets and the number of a request, which `fbuf._host.store.read_ahead` serves during the step.
 A state sampled twice therefore gives the same batch twice.
 
 An immediate draw is `update_if`, because XLA copies what a branch changes.

@@ -11,7 +11,7 @@ import numpy as np
 from fbuf._buffer.summary import Seen, seen_without_rows
 from fbuf._checkpoint import mixture, sharded
 from fbuf._checkpoint.config_json import config_text
-from fbuf._checkpoint.device_arrays import SavedPart
+from fbuf._checkpoint.parts import SavedPart
 from fbuf._checkpoint.plain import read_without_rows
 from fbuf._core.text_table import counted, human, number, printable, spec_text
 from fbuf._formats import checkpoint

@@ -2,14 +2,13 @@
 
 Trailing rows whose elements all equal the array's last element are not stored; their number and bits are. This is exact for
 any array and needs no knowledge of how far a buffer is filled. On an accelerator a block has a mark, computed there: eight
-strongly universal sums of 16-bit words, which miss a change with probability :math:`2^{-136}`. `SavedPart` has the arrays under
-a prefix as if they were saved alone.
+strongly universal sums of 16-bit words, which miss a change with probability :math:`2^{-136}`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ import numpy as np
 from jax import lax
 
 from fbuf._core.packed_leaf import PackedLeaf, Packing, pack_on_host, unpack_on_host
-from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import SavedArray
 from fbuf._host.types import flat
 
@@ -297,40 +295,3 @@ def _to_array(
 @functools.partial(jax.jit, donate_argnums=0)
 def _put(array: jax.Array, part: jax.Array, start: Any) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(array, part, start, 0)
-
-
-class SavedPart:
-    """The part of a checkpoint that belongs to one buffer, with the interface of `Saved`.
-
-    Args:
-      begin: Prefix of its arrays.
-      meta: Its description.
-    """
-
-    def __init__(self, saved: checkpoint.Saved, begin: str, meta: dict[str, Any]):
-        self.path, self.verify = saved.path, saved.verify
-        self.meta = meta | {"extra": None, "replay": None}
-        self.arrays = {name[len(begin) :]: a for name, a in saved.arrays.items() if name.startswith(begin)}
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of its arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
-
-
-def whole_shape(saved: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of a leaf in the state."""
-    placed: Mapping[str, Any] = saved.meta["placed"]
-    return tuple(placed[name][0]) if name in placed else tuple(saved.arrays[name].shape)
-
-
-def device_array(saved: Any, name: str, packing: Packing | None = None) -> Any:
-    """Return an array of the state on the default device, or a packed leaf."""
-    source, fill = saved.arrays[name], bytes.fromhex(saved.meta["placed"][name][1])
-    shape = whole_shape(saved, name)
-    if (shape[1:] if shape else ()) != source.shape[1:] or (shape or (1,))[0] < source.shape[0]:
-        raise checkpoint.SchemaError(
-            f"fbuf.load: {saved.path}: '{name}' has shape {list(shape)}, but {list(source.shape)} is stored. Load another "
-            f"checkpoint."
-        )
-    return to_device(source, shape, source.dtype, fill, packing)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._checkpoint import config_json, sharded
-from fbuf._checkpoint.device_arrays import SavedPart
+from fbuf._checkpoint.parts import SavedPart
 from fbuf._checkpoint.plain import Gathered
 from fbuf._core.component import from_config
 from fbuf._formats import checkpoint

@@ -25,8 +25,9 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import compatibility, config_json, state_arrays
 from fbuf._checkpoint import resize as _resize
-from fbuf._checkpoint.device_arrays import DeviceLeaf, PackedSource, device_array, whole_shape
-from fbuf._checkpoint.state_arrays import check_ranges
+from fbuf._checkpoint.device_arrays import DeviceLeaf, PackedSource
+from fbuf._checkpoint.parts import device_array, whole_shape
+from fbuf._checkpoint.ranges import check_ranges
 from fbuf._core import row_schema
 from fbuf._core.packed_leaf import PackedLeaf, stored_leaves
 from fbuf._core.pytree import Spec

@@ -12,10 +12,11 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import extra as _extra
+from fbuf._checkpoint import load as _load
 from fbuf._checkpoint import plain
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.device_arrays import DeviceLeaf
-from fbuf._checkpoint.save_load import load_newest, start_save
+from fbuf._checkpoint.save import start_save
 from fbuf._formats import checkpoint
 from fbuf.limits import Limit, LimitState
 
@@ -72,7 +73,7 @@ def load(
         replay = ReplayMetadata(loaded, state, key, counters, note["strict"], note["unlimited"], limit, pace)
         return replay, value
 
-    return load_newest(call, path, verify, progress, build)
+    return _load.load_newest(call, path, verify, progress, build)
 
 
 _NUMBERS = ("samples_per_insert", "min_diff", "max_diff")

@@ -1,7 +1,7 @@
 """A buffer in a checkpoint, plain or sharded: each shard as if saved alone, under prefixed names.
 
 A process saves and loads its own shards. If the number of shards is the saved one, a load reads each shard as it was;
-otherwise the lanes, or the rows, are distributed again (`fbuf._checkpoint.resize`). A checkpoint of a plain buffer is one of
+otherwise the lanes, or the rows, are distributed again (`fbuf._checkpoint.reshard`). A checkpoint of a plain buffer is one of
 a single shard.
 """
 
@@ -17,12 +17,11 @@ import jax
 from fbuf._buffer import prefetch, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, host_ring
-from fbuf._checkpoint import compatibility, config_json, plain
-from fbuf._checkpoint.device_arrays import SavedPart, device_array
+from fbuf._checkpoint import compatibility, config_json, plain, reshard
+from fbuf._checkpoint.parts import SavedPart, device_array
 from fbuf._checkpoint.plain import Gathered
-from fbuf._checkpoint.resize import Moves, reshard
 from fbuf._members import split
-from fbuf.sharded import Sharded, ShardedState, _operation, _rows
+from fbuf.sharded import Sharded, ShardedState, _state, _write
 
 KEYS = frozenset(("shards", "shard", "buffer", "rows", "rule", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
@@ -45,7 +44,7 @@ def _gather_shards(sharded: Sharded, state: ShardedState) -> Gathered:
     arrays: dict[str, Any] = {}
     common: dict[str, Any] = {}
     placed: dict[str, Any] = {}
-    for number, shard in _operation.states_here(sharded, state).items():
+    for number, shard in _state.states_here(sharded, state).items():
         mine, common = plain.gather(sharded.shard, shard)
         arrays |= {prefix(number) + key: value for key, value in mine.items()}
         placed[str(number)] = common.pop("placed")
@@ -86,11 +85,11 @@ def _restore_shards(call: str, saved: Any, target: Any, example: Any, resize: An
     if whole != target.buffer:  # it was resized
         target = Sharded(whole, target.mesh, target.axis, target.draw)
     states = {}
-    for number, devices in _operation.numbers_here(target).items():
-        with _operation.making_arrays_for(devices[0]):
+    for number, devices in _state.numbers_here(target).items():
+        with _state.making_arrays_for(devices[0]):
             states[number] = sources.state(number, target.shards)
-    joined = _operation.join(target, states)
-    return target, _rows.refit(target, joined, static=(new,))[0] if new.remembers else joined
+    joined = _state.join(target, states)
+    return target, _write.refit(target, joined, static=(new,))[0] if new.remembers else joined
 
 
 def parts(saved: Any) -> list[Any]:
@@ -126,8 +125,8 @@ class _Sources:
             self._states = {n: self._states[n] if n in self._states else self._read(n) for n in range(first, stop)}
             target = split.member_of(self._whole, shards)
             parts = list(self._states.values())
-            moves = Moves(first, self.number, number, shards, *self._numbers())
-            return reshard(f"{self._call}: {self._path}", self._buffer, parts, target, moves)
+            moves = reshard.Moves(first, self.number, number, shards, *self._numbers())
+            return reshard.reshard(f"{self._call}: {self._path}", self._buffer, parts, target, moves)
 
     def _read(self, number: int) -> BufferState:
         part = self._saved[number]

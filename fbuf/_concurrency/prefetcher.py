@@ -1,4 +1,4 @@
-"""Prefetch items in a thread: `Replay.batches` and torch's `Loader` use it (`fbuf._host.store.reads` decodes ahead).
+"""Prefetch items in a thread: `Replay.batches` and torch's `Loader` use it (`fbuf._host.store.read_ahead` decodes ahead).
 
 The thread knows its `Prefetch` only, not the iterator that owns it. When the iterator is collected, its finalizer tells the
 thread to end, without a lock and without waiting; `end` waits. An error in the thread is raised by `take`, after the items

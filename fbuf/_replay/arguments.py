@@ -169,7 +169,7 @@ def convert(batch: Sample | PackedBatch | HostBatch, to: str) -> Sample:
         copied: Sample = jax.device_get(batch)
         return copied
     if to == "torch":
-        from fbuf.torch._convert import sample_to_torch
+        from fbuf.torch._to_torch import sample_to_torch
 
         return sample_to_torch(batch)
     return batch

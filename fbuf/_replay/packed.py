@@ -40,8 +40,8 @@ class PackedBatch:
 
     def to_torch(self) -> Sample:
         """Return a batch of tensors."""
-        from fbuf.torch._convert import to_torch
         from fbuf.torch._dtypes import import_torch
+        from fbuf.torch._to_torch import to_torch
 
         torch = import_torch("Replay.sample")
         leaves = self._leaves([np.array(g) for g in self.groups], to_torch)

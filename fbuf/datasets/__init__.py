@@ -7,8 +7,9 @@ over one. Data of other libraries, and your own: `fbuf.interop.from_file(...).sa
 """
 
 from fbuf.datasets._atari.atari import atari_dqn, available
+from fbuf.datasets._info import delete, info, verify
 from fbuf.datasets._minari import minari
-from fbuf.datasets._open import delete, info, open, verify
+from fbuf.datasets._open import open
 from fbuf.datasets._preprocess import preprocess
 from fbuf.datasets._to_minari import to_minari
 

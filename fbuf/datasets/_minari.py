@@ -33,8 +33,10 @@ from fbuf._interfaces.view import View
 from fbuf._rows.columns import Block, Column, blocks, cast_columns, check_name, columns_of, read_json
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import NEXT
-from fbuf.datasets._arrays.write import Settings, Work, opened, plan_rows, rows_per_segment, write
-from fbuf.datasets._open import delete, root_of
+from fbuf.datasets._arrays.segments import Work, rows_per_segment, write
+from fbuf.datasets._arrays.write import Settings, opened, plan_rows
+from fbuf.datasets._info import delete
+from fbuf.datasets._open import root_of
 from fbuf.torch._dtypes import NARROW
 
 _CALL = "minari"

@@ -37,7 +37,7 @@ from fbuf._rows.columns import BLOCK_BYTES, DTYPES, Block
 from fbuf._rows.row_reader import Reader
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.write import Work, check_free, rows_per_segment, write
+from fbuf.datasets._arrays.segments import Work, check_free, rows_per_segment, to_path, write
 from fbuf.datasets._lock import exclusive
 from fbuf.storages import DataSet, _host_rows
 from fbuf.views import Row
@@ -147,7 +147,7 @@ def origin_of(data: Any, view: View | None) -> Stored | Windows:
     if isinstance(data, dataset.DataSet):
         data = data.path
     if not isinstance(data, tuple):
-        path = _open.to_path(CALL, "data", data, "or (buffer, state)")
+        path = to_path(CALL, "data", data, "or (buffer, state)")
         if view is None:
             return Stored(path)
         buffer, state = _open.open(path, view=view)
@@ -355,7 +355,7 @@ def preprocess(
     for name, value in (("limit", limit), ("batch_size", batch_size)):
         if value is not None:
             check_int(CALL, name, value, hint=", or None")
-    path = _open.to_path(CALL, "dest", dest)
+    path = to_path(CALL, "dest", dest)
     _open.check(path, None, sampler)
     origin = origin_of(data, view)
     try:

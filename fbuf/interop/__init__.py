@@ -5,11 +5,12 @@ blocks of about 8 MiB, so data may be larger than memory. Nothing is unpickled o
 are checked against the file. h5py, pyarrow and tensorstore are imported by the calls that need them.
 """
 
-from fbuf.interop._export import to_file, to_ted
+from fbuf.interop._export import to_file
 from fbuf.interop._flashbax import from_flashbax, from_vault
 from fbuf.interop._load import from_arrays, from_file
 from fbuf.interop._others import from_cpprb, from_ogbench, from_rlds, from_sb3, from_skrl
 from fbuf.interop._source import Source
+from fbuf.interop._ted import to_ted
 from fbuf.interop._torchrl import from_torchrl
 from fbuf.torch._tensordict import TED
 

@@ -25,7 +25,7 @@ from fbuf._core.pytree import needs_x64, nested, to_pairs
 from fbuf._core.sample import Index
 from fbuf._host.io.directory import rollback
 from fbuf._rows import columns as _columns
-from fbuf.datasets._arrays.write import length_of, split_blocks
+from fbuf.datasets._arrays.segments import length_of, split_blocks
 from fbuf.storages import Ragged
 
 Source = Any  # `interop._source.Source`, which imports this module

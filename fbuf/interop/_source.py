@@ -23,7 +23,8 @@ from fbuf._interfaces.view import View
 from fbuf._rows import columns as _columns
 from fbuf._rows.columns import Block, Column, Fields, array_column, cast_columns, choose_leaves, columns_of, flag
 from fbuf.datasets import _open
-from fbuf.datasets._arrays import write
+from fbuf.datasets._arrays.segments import check_free, to_path
+from fbuf.datasets._arrays.write import Settings, Tables, opened, plan_rows, plan_tables, write_columns, write_tables
 from fbuf.interop import _fill, _guards
 from fbuf.torch._dtypes import NARROW
 
@@ -163,7 +164,7 @@ class Source:
           6 [2. 3.] [False False  True False False False]
         """
         call = self.call
-        path = _open.to_path(call, "path", path)
+        path = to_path(call, "path", path)
         check_int(call, "workers", workers, 0)
         check = functools.partial(_open.check, path, view, sampler)
         check()
@@ -171,17 +172,15 @@ class Source:
             about = json.loads(json.dumps(dict(metadata or {}), allow_nan=False)) | {"from": self.format}
         except (TypeError, ValueError) as error:
             raise TypeError(f"{call}: metadata is not JSON ({error}); expected text, numbers and lists.") from None
-        write.check_free(call, path, unfinished=not self.forward and self.tables is None)
+        check_free(call, path, unfinished=not self.forward and self.tables is None)
         plain = self.plain and self.lanes is None
-        settings = write.Settings(
-            self.episode_end, codec, segment_rows, check, about, workers, progress, plain, self.forward
-        )
+        settings = Settings(self.episode_end, codec, segment_rows, check, about, workers, progress, plain, self.forward)
         if self.tables is not None:
-            write.write_tables(call, self._tables(), path, settings)
+            write_tables(call, self._tables(), path, settings)
         else:
             columns, rows = self.stream()
-            write.write_columns(call, columns, rows, path, settings)
-        return write.opened(path, view, sampler)
+            write_columns(call, columns, rows, path, settings)
+        return opened(path, view, sampler)
 
     def taken(self, exact: tuple[str, ...] = ()) -> tuple[dict[str, Column], int]:
         """Return the columns to take, by their names here and in their dtypes, and their number of rows (per lane)."""
@@ -226,7 +225,7 @@ class Source:
         cut = flag(np.greater, cut, out["terminated"]) if "terminated" in out else cut
         return out | {"truncated": flag(np.logical_or, out["truncated"], cut) if "truncated" in out else cut}, total
 
-    def _tables(self) -> write.Tables:
+    def _tables(self) -> Tables:
         """Yield the columns of each table that has rows, and their number."""
         for item in self.tables or ():
             if not isinstance(item, Mapping):
@@ -239,9 +238,9 @@ class Source:
 
     def stored(self, exact: tuple[str, ...] = ()) -> tuple[dict[str, Any], Callable[..., Iterator[Block]], int]:
         """Return the leaves of a stored row, a function that yields blocks of rows, and the number of rows (per lane)."""
-        settings = write.Settings(self.episode_end, plain=self.plain)
+        settings = Settings(self.episode_end, plain=self.plain)
         if self.tables is not None:
-            plan, raw = write.plan_tables(self.call, self._tables(), settings)
+            plan, raw = plan_tables(self.call, self._tables(), settings)
             return plan.example, lambda first, last, size: plan.marked(self.call, 0, raw, None, []), -1
         columns, steps = self.taken(exact)
         lanes = () if self.lanes is None else (self.lanes,)
@@ -254,7 +253,7 @@ class Source:
                 lambda first, last, size: _columns.blocks(self.call, columns, first, last, size, lanes),
                 steps,
             )
-        plan = write.plan_rows(self.call, columns, settings, self.lanes)
+        plan = plan_rows(self.call, columns, settings, self.lanes)
 
         def rows(first: int, last: int, size: int) -> Iterator[Block]:
             raw = _columns.blocks(self.call, columns, first, last, size, lanes)
@@ -273,8 +272,8 @@ class Source:
                 f"{self.call}: data is an iterable, which is read once. Save it, and see fbuf.datasets.info(path)."
             )
         columns, rows = self.stream()
-        settings = write.Settings(self.episode_end, plain=self.plain and self.lanes is None)
-        ends = write.plan_rows(self.call, columns, settings).ends
+        settings = Settings(self.episode_end, plain=self.plain and self.lanes is None)
+        ends = plan_rows(self.call, columns, settings).ends
         if ends is None:
             return {"rows": rows}
         flags = {name: columns[name] for name in ends.flags(columns)}

@@ -14,9 +14,9 @@ Example:
   'age: later rows of the lane'
 """
 
+from fbuf.plot._episode import episode
 from fbuf.plot._frames import frames
 from fbuf.plot._histograms import Evolution, ages, episode_lengths, priorities
 from fbuf.plot._overview import memory, overview
-from fbuf.plot._view import episode
 
 __all__ = ["Evolution", "ages", "episode", "episode_lengths", "frames", "memory", "overview", "priorities"]

@@ -13,8 +13,8 @@ from typing import Any
 from fbuf import datasets, interop
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._checkpoint import compatibility, save_load
-from fbuf._checkpoint.save_load import save
+from fbuf._checkpoint import compatibility, load
+from fbuf._checkpoint.save import save
 from fbuf._formats import checkpoint, dataset
 from fbuf._replay import Replay
 from fbuf.plot import _style
@@ -67,4 +67,4 @@ def _of_path(call: str, path: str, folder: str) -> tuple[Buffer, BufferState]:
     storage: Any = buffer.storage
     if isinstance(storage, Compressed | Memmap):
         buffer = dataclasses.replace(buffer, storage=dataclasses.replace(storage, path=None))  # leave its files alone
-    return save_load.load(path, buffer, verify="lazy")
+    return load.load(path, buffer, verify="lazy")

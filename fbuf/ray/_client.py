@@ -25,7 +25,8 @@ from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import Form, check_form, to_array, to_rows
 from fbuf._replay.outside_jit import refuse_trace
 from fbuf.ray import _draws
-from fbuf.ray._blocks import of_shard, pack, placed, unpack
+from fbuf.ray._batch import of_shard, placed
+from fbuf.ray._blocks import pack, unpack
 from fbuf.ray._calls import Away, Outbox
 from fbuf.ray._draws import Facts
 from fbuf.ray._shard import Drawn, Plan

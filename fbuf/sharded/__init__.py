@@ -17,8 +17,8 @@ Example:
   True
 """
 
-from fbuf.sharded._operation import ShardedState
 from fbuf.sharded._sharded import Sharded
+from fbuf.sharded._state import ShardedState
 
 __all__ = ["Sharded", "ShardedState"]
 

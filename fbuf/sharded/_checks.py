@@ -13,7 +13,8 @@ from fbuf._buffer.checks import refuse_donated
 from fbuf._core.control_flow import axes_of
 from fbuf._core.sample import Index
 from fbuf._members import split
-from fbuf.sharded._operation import ShardedState, is_local, keeps_rows_on_host
+from fbuf.sharded._operation import is_local
+from fbuf.sharded._state import ShardedState, keeps_rows_on_host
 from fbuf.storages import Deduplicated, Device
 from fbuf.transforms import Normalize, NormalizeReward
 

@@ -17,7 +17,8 @@ from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary import Seen, collect
 from fbuf.sharded import _checks
 from fbuf.sharded._draw import gather, whole
-from fbuf.sharded._operation import ShardedState, block_of, columns, of_each, operation, same, split
+from fbuf.sharded._operation import columns, of_each, operation, same, split
+from fbuf.sharded._state import ShardedState, block_of
 
 _LATEST = ("epoch", "version")
 """Counts of `stats` that are not sums; nor are those of transforms, whose statistics are of the whole."""

@@ -1,9 +1,8 @@
-"""Write rows, read them by index, update them and set their priorities.
+"""Read rows by index, update them and set their priorities, in any order and from any device.
 
-Every shard writes those of its lanes, or its part of rows without lanes. Indices are in any order and from any device: every
-shard is told all, and answers for its own rows. With draw="local" rows are where they were drawn, unless the caller reordered
-the batch over devices. One small collective tells whether any priorities are of rows elsewhere; only then 16 bytes a row are
-sent to every device.
+Every shard is told all indices, and answers for its own rows. With draw="local" rows are where they were drawn, unless the
+caller reordered the batch over devices. One small collective tells whether any priorities are of rows elsewhere; only then 16
+bytes a row are sent to every device.
 """
 
 from __future__ import annotations
@@ -16,16 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
 
-from fbuf._buffer import priorities, read, transforms, write
+from fbuf._buffer import priorities, read, write
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core import control_flow
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index, Rows
 from fbuf.sharded import _blocks
-from fbuf.sharded._operation import by_lane, of_each, operation, same, split
+from fbuf.sharded._operation import by_lane, operation, same, split
 
 
 @operation(split, split, split, same)
@@ -237,32 +235,3 @@ def update_rows(
     here = Index(jnp.where(some, nowhere, rows.slot), jnp.where(some, jnp.uint32(0), rows.generation))
     local = write.update_rows.core(buffer, local, here, leaves, None)[0]
     return update_if(some, send, local, leaves)[0], None
-
-
-def _of_rows(sharded: Any, shape: tuple[int, int], axes: int) -> PartitionSpec:
-    """Return the spec of rows `[N, E, ...]`, or of one of these axes; of one row without lanes."""
-    return (same(), split(sharded), PartitionSpec(None, sharded.axis))[axes]
-
-
-def _of_lanes(sharded: Any, *_: Any) -> PartitionSpec:
-    """Return the spec of one value a lane."""
-    return same() if sharded.buffer.lanes is None else split(sharded)
-
-
-@operation(_of_rows, _of_rows, _of_rows)
-def extend(
-    sharded: Any, own: BufferState, leaves: Any, priority: Any, mask: Any, shape: tuple[int, int], axes: int
-) -> tuple[BufferState, None]:
-    """Write rows of `shape` [N, E] of this shard: see `write.extend`."""
-    own = write.extend.core(sharded.shard, own, leaves, priority, mask, shape, axes)[0]
-    sampler = sharded.shard.sampler
-    # Without these, the largest priority and the newest version stay equal on all shards.
-    may_change = priority is not None or sampler.largest == "held" or sampler.stamp is not None
-    return share_numbers(sharded, own) if may_change else own, None
-
-
-cut = of_each(write.cut, _of_lanes)
-clear = of_each(write.clear)
-set_numbers = of_each(write.set_numbers, same)
-rebuild = of_each(write.rebuild)
-refit = of_each(transforms.refit)

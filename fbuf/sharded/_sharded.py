@@ -20,8 +20,9 @@ from fbuf._core.control_flow import vary
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._members.split import check_draw_mode, member_of
-from fbuf.sharded import _checks, _draw, _inspect, _rows
-from fbuf.sharded._operation import ShardedState, block_of, init_each, is_local, keeps_rows_on_host
+from fbuf.sharded import _checks, _draw, _inspect, _rows, _write
+from fbuf.sharded._operation import is_local
+from fbuf.sharded._state import ShardedState, block_of, init_each, keeps_rows_on_host
 
 
 @component
@@ -185,7 +186,7 @@ class Sharded:
         if shape[0] == 0:
             return state
         axes = (not single) + (buffer.lanes is not None)
-        after = _rows.extend(self, state, leaves, priority, mask, static=(shape, axes))[0]
+        after = _write.extend(self, state, leaves, priority, mask, static=(shape, axes))[0]
         raise_failed(after.shards, buffer.storage, after)
         return after
 
@@ -231,12 +232,12 @@ class Sharded:
         """
         _checks.check_state("Sharded.cut", self, state)
         lanes = checks.check_lanes("Sharded.cut", _checks.buffer_here(self), lanes)
-        return _rows.cut(self, state, lanes)[0]
+        return _write.cut(self, state, lanes)[0]
 
     def clear(self, state: ShardedState) -> ShardedState:
         """Drop every row. Annealed numbers stay, and every index becomes stale. Cost: O(C / D) on each device."""
         _checks.check_state("Sharded.clear", self, state)
-        return _rows.clear(self, state)[0]
+        return _write.clear(self, state)[0]
 
     def set(self, state: ShardedState, *, rebuild: bool = False, **numbers: Unpack[Numbers]) -> ShardedState:
         """Replace annealed numbers of the sampler on all shards: as `Buffer.set`."""
@@ -246,8 +247,8 @@ class Sharded:
         checked = checks.check_numbers(call, sampler, sampler.numbers, numbers)
         if rebuild:
             checks.check_rebuilds(call, sampler)
-        state = _rows.set_numbers(self, state, checked)[0]
-        return _rows.rebuild(self, state)[0] if rebuild else state
+        state = _write.set_numbers(self, state, checked)[0]
+        return _write.rebuild(self, state)[0] if rebuild else state
 
     def update_rows(self, state: ShardedState, index: Index, fields: PyTree, *, mask: Any = None) -> ShardedState:
         """Replace some leaves of existing rows, whichever devices they are on: as `Buffer.update_rows`.

@@ -5,7 +5,7 @@ device. The store never overwrites a ticket's row, so an old state reads its own
 two successors of one state cannot read each other's rows. The state is not pickled, and `init` is not traced.
 
 A read has two steps. Device leaves and tickets are gathered at once, since later writes change them. A ticket's row never
-changes, so host leaves are fetched on demand, or prefetched (`fbuf._host.store.reads`).
+changes, so host leaves are fetched on demand, or prefetched (`fbuf._host.store.read_ahead`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 tensordict by the functions that need it.
 """
 
-from fbuf.torch._convert import from_torch, nested, to_torch
+from fbuf.torch._from_torch import from_torch
 from fbuf.torch._loader import Loader
 from fbuf.torch._tensordict import from_tensordict, index_of, to_tensordict
+from fbuf.torch._to_torch import nested, to_torch
 
 __all__ = ["Loader", "from_tensordict", "from_torch", "index_of", "nested", "to_tensordict", "to_torch"]

@@ -25,9 +25,9 @@ from fbuf._concurrency.prefetcher import Prefetch
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.arguments import DrawOptions, check_choice, did_you_mean
 from fbuf._core.sample import Sample
-from fbuf.torch._convert import sample_to_torch
 from fbuf.torch._dtypes import import_torch
 from fbuf.torch._tensordict import to_tensordict
+from fbuf.torch._to_torch import sample_to_torch
 
 
 class LoaderOptions(DrawOptions, total=False):

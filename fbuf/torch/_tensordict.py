@@ -18,8 +18,9 @@ import jax
 from fbuf._core.lazy_import import import_extra
 from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, under
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf.torch._convert import as_tensors, from_torch
 from fbuf.torch._dtypes import NARROW, import_torch
+from fbuf.torch._from_torch import from_torch
+from fbuf.torch._to_torch import as_tensors
 from fbuf.views import Hindsight, Transition
 
 _HERE = {"is_first": "is_init", "obs": "observation"}

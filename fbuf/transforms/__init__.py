@@ -19,11 +19,12 @@ from fbuf.transforms._chain import Chain, apply
 from fbuf.transforms._map import Map
 
 if TYPE_CHECKING:
+    from fbuf.transforms._augment import Augment
     from fbuf.transforms._normalize import Denormalize, Normalize, NormalizeReward
     from fbuf.transforms._reshape import Concatenate, Split, Stack, Unstack
     from fbuf.transforms._reward_to_go import RewardToGo
+    from fbuf.transforms._scale import Cast, Scale
     from fbuf.transforms._select import Drop, Rename, Select
-    from fbuf.transforms._values import Augment, Cast, Scale
 
 __all__ = [
     "Augment",
@@ -48,10 +49,11 @@ __all__ = [
 __getattr__, __dir__ = later(
     __name__,
     {
+        "fbuf.transforms._augment": ["Augment"],
         "fbuf.transforms._reshape": ["Concatenate", "Split", "Stack", "Unstack"],
         "fbuf.transforms._normalize": ["Denormalize", "Normalize", "NormalizeReward"],
         "fbuf.transforms._reward_to_go": ["RewardToGo"],
-        "fbuf.transforms._values": ["Augment", "Cast", "Scale"],
+        "fbuf.transforms._scale": ["Cast", "Scale"],
         "fbuf.transforms._select": ["Drop", "Rename", "Select"],
     },
     __all__,

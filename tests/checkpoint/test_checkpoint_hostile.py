@@ -10,7 +10,7 @@ import pytest
 import fbuf
 import fbuf.sharded
 from fbuf._checkpoint import plain
-from fbuf._checkpoint.device_arrays import device_array
+from fbuf._checkpoint.parts import device_array
 from fbuf._formats import checkpoint
 from tests.golden import buffers
 from tests.support.checkpoint_saving import check_mangled_meta, golden_parts

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
-from fbuf._formats.checkpoint.layout import NAMES, dtype_named
-from fbuf._host.io import file
+from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
+from fbuf._host.io import checksum
 from tests.support.disk import flip
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, state
 from tests.support.refusals import raises
@@ -96,12 +96,12 @@ def test_slices_are_those_of_the_array(data):
 def test_checksums_are_crc32_with_and_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.random.default_rng(0).integers(0, 256, 100_003, np.uint8).tobytes()
     for _ in range(2):
-        file._crc_function.cache_clear()
+        checksum._function.cache_clear()
         for size in (0, 1, 15, 64, 4097, 100_003):
-            assert file.crc32(memoryview(data)[:size], 7) == zlib.crc32(data[:size], 7)
+            assert checksum.crc32(memoryview(data)[:size], 7) == zlib.crc32(data[:size], 7)
         monkeypatch.setitem(sys.modules, "isal", None)
-    assert file._crc_function() is zlib.crc32
-    file._crc_function.cache_clear()
+    assert checksum._function() is zlib.crc32
+    checksum._function.cache_clear()
 
 
 def test_loaded_arrays_are_sources(tmp_path: Path) -> None:

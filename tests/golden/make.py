@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fbuf._formats import checkpoint
-from fbuf._formats.checkpoint.layout import NAMES, dtype_named
+from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
 from tests.support.memory_disk import Blocks, Keyed, same
 
 DTYPES = [name for name in NAMES if name not in ("complex32", "bcomplex32", "int1", "uint1")]  # of ml_dtypes 0.5

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fbuf._host.store import reads
+from fbuf._host.store import read_ahead
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf.storages import Zstd
 from tests.support.prefetch import GATE, Gated, gate, wait_for_reads  # noqa: F401
@@ -102,7 +102,7 @@ def test_a_write_waits_for_rows_that_it_overwrites(codec, count, monkeypatch):
     s = store(codec, slack=0)
     for begun in (True, False):
         if not begun:
-            monkeypatch.setattr(reads.ReadAhead, "_runs", lambda self: False)
+            monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
         tickets = write(s, 0, 16)
         number = ask(s, tickets[:count])
         write(s, 100, count)
@@ -131,9 +131,9 @@ def test_collect_runs_a_waiting_request():
 
 def test_a_thread_that_cannot_start_and_a_failed_allocation_are_no_errors():
     s, tickets = filled()
-    with mock.patch.object(reads.threading.Thread, "start", side_effect=RuntimeError):
+    with mock.patch.object(read_ahead.threading.Thread, "start", side_effect=RuntimeError):
         collected(s, ask(s, tickets), tickets)
-    with mock.patch.object(reads.np, "empty", side_effect=MemoryError):
+    with mock.patch.object(read_ahead.np, "empty", side_effect=MemoryError):
         number = ask(s, tickets)
         wait_for_reads(s)
     collected(s, number, tickets)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._rows import row_reader as _row_reader
-from fbuf.interop import _export, to_ted
+from fbuf.interop import _ted, to_ted
 from tests.support.interop import from_arrays
 from tests.support.refusals import raises
 
@@ -120,7 +120,7 @@ def test_any_episodes_are_written_as_documented(case, mode, any_state, tmp_path_
     table = [[{name: leaf[i, lane].tolist() for name, leaf in rows.items()} for i in range(n)] for lane in range(lanes)]
     wanted, dropped = expected(table, final=final, given=given_next, resets=resets)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_export, "Reader", lambda call, buffer, state: Table(call, buffer, rows))
+        patch.setattr(_ted, "Reader", lambda call, buffer, state: Table(call, buffer, rows))
         done = to_ted(path, buffer, any_state, next_observation="given" if given_next else None)
     with np.load(path) as file:
         got = {name: file[name] for name in file.files}

@@ -8,7 +8,7 @@ import pytest
 
 import fbuf
 from fbuf import samplers, storages, transforms, views, writers
-from fbuf.ray._service import check_path, check_service, check_shards
+from fbuf.ray._checks import check_path, check_service, check_shards
 from tests.support.ray_shards import clients
 from tests.support.refusals import raises
 

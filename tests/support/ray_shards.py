@@ -7,8 +7,8 @@ import numpy as np
 
 import fbuf
 from fbuf.ray._calls import Away
+from fbuf.ray._checks import check_shards
 from fbuf.ray._client import Client, Settings
-from fbuf.ray._service import check_shards
 from fbuf.ray._shard import Shard
 
 ROW = {"t": np.int32(0)}

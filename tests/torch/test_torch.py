@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.torch import _convert, from_torch, to_torch
+from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
 from tests.support.processes import devices, run_python
 from tests.support.refusals import raises
 from tests.support.trees import x64
@@ -220,17 +220,17 @@ def test_numpy_arrays_that_cannot_be_shared_are_refused():
 
 
 def test_devices_that_the_other_library_cannot_use_are_refused(monkeypatch):
-    assert _convert._torch_reaches(torch, "cpu") and not _convert._torch_reaches(torch, "tpu")
-    assert _convert._jax_reaches("cpu") and not _convert._jax_reaches("mps")
+    assert _to_torch._torch_reaches(torch, "cpu") and not _to_torch._torch_reaches(torch, "tpu")
+    assert _from_torch._jax_reaches("cpu") and not _from_torch._jax_reaches("mps")
     raises(TypeError, r"device is 'cpu'; expected a Device or", lambda: from_torch(torch.ones(2), device="cpu"))
     x = jax.device_put(np.ones(2))
     with monkeypatch.context() as patch:
         patch.setattr(jax, "devices", lambda kind: (_ for _ in ()).throw(RuntimeError("none")))
-        assert not _convert._jax_reaches("cuda")
-    monkeypatch.setattr(_convert, "_torch_reaches", lambda torch, platform: False)
+        assert not _from_torch._jax_reaches("cuda")
+    monkeypatch.setattr(_to_torch, "_torch_reaches", lambda torch, platform: False)
     match = r"expected a device of this torch. Move it with jax.device_put"
     refused(to_torch, x, ValueError, match)
-    monkeypatch.setattr(_convert, "_jax_reaches", lambda kind: False)
+    monkeypatch.setattr(_from_torch, "_jax_reaches", lambda kind: False)
     match = r"is on 'cpu'; expected a device that this JAX can use\. Move it with x\.cpu\(\)"
     refused(from_torch, torch.ones(2), ValueError, match)
 

@@ -12,10 +12,12 @@ import json
 import os
 from typing import Any
 
+from fbuf._formats.checkpoint.dtypes import stored
 from fbuf._formats.checkpoint.filesystem import SAVE_ELSEWHERE, Disk, close_read, closing, read_into, retried, write_all
-from fbuf._formats.checkpoint.layout import Layout, stored
+from fbuf._formats.checkpoint.layout import Layout
 from fbuf._formats.checkpoint.manifest import FileEntry
-from fbuf._host.io.file import annotate_os_error, crc32
+from fbuf._host.io.checksum import crc32
+from fbuf._host.io.file import annotate_os_error
 from fbuf._host.types import Array, StoreCorrupted
 
 MAX_HEADER = 100_000_000

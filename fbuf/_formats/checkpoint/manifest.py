@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._formats.checkpoint.dtypes import dtype_named
 from fbuf._formats.checkpoint.filesystem import is_data_name
-from fbuf._formats.checkpoint.layout import MAX_AXES, Layout, dtype_named
+from fbuf._formats.checkpoint.layout import MAX_AXES, Layout
 from fbuf._host.types import Array
 
 

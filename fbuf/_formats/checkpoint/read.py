@@ -22,7 +22,7 @@ from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, Folder
 from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, ReadError, manifest_name
 from fbuf._formats.checkpoint.manifest import ArrayEntry, CheckpointNotFound, Manifest
-from fbuf._host.io.file import crc32
+from fbuf._host.io.checksum import crc32
 from fbuf._host.types import Array, StoreCorrupted, flat, without_traceback
 
 _STEP_BYTES = 1 << 20

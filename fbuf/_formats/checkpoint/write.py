@@ -25,7 +25,8 @@ from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, UNSYNCED_SAVES, Fo
 from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, ReadError, data_name
 from fbuf._formats.checkpoint.layout import Plan, plan
 from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, VersionError
-from fbuf._host.io.file import annotate_os_error, crc32
+from fbuf._host.io.checksum import crc32
+from fbuf._host.io.file import annotate_os_error
 from fbuf._host.memory.lazy_array import Source
 from fbuf._host.types import Array, StoreCorrupted, flat
 

@@ -26,7 +26,8 @@ from fbuf._formats.dataset.manifest import Manifest, SegmentEntry
 from fbuf._formats.dataset.plain_leaf import PlainLeaf
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
 from fbuf._host.columns.spec import Column
-from fbuf._host.store.reads import Found, PendingRows, TicketReads
+from fbuf._host.store.read_ahead import PendingRows
+from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.types import Array, StoreClosed, StoreCorrupted
 
 Leaf = ChunkedLeaf | PlainLeaf

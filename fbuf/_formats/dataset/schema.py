@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._formats.checkpoint.layout import canonical, dtype_named
+from fbuf._formats.checkpoint.dtypes import canonical, dtype_named
 from fbuf._host.codecs import BitPack, Codec, Raw, Zstd
 
 CHUNKED_BYTES = 1024

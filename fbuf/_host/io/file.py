@@ -1,21 +1,17 @@
-"""Files that are written with `pwrite` and read through a read-only mapping; and the crc32 of bytes.
+"""Files that are written with `pwrite` and read through a read-only mapping.
 
 Writing through a mapping would turn a full disk into SIGBUS, which ends the process; a failed `pwrite` is an OSError. A file
 gets its whole size at once (`ftruncate`), and the system allocates blocks as they are written. Only written bytes are read
-through the mapping: on tmpfs, reading a hole allocates too. `crc32` is computed by ISA-L where it is installed
-(`fbuf[datasets]`): five to ten times as fast as zlib.
+through the mapping: on tmpfs, reading a hole allocates too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import mmap
 import os
 import stat
-import zlib
-from collections.abc import Callable
 
 import numpy as np
 
@@ -240,17 +236,3 @@ def unlink(path: str) -> None:
     """Remove a file if that is possible."""
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def crc32(data: bytes | memoryview, start: int = 0) -> int:
-    """Return the crc32 of some bytes that follow bytes whose crc32 is `start`."""
-    return _crc_function()(data, start)
-
-
-@functools.cache
-def _crc_function() -> Callable[[bytes | memoryview, int], int]:
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.crc32
-    return isal_zlib.crc32

@@ -28,7 +28,8 @@ from fbuf._host.io.directory import Folder
 from fbuf._host.memory.lazy_array import Sources, expect, within
 from fbuf._host.store import serialize
 from fbuf._host.store.factory import ColumnFactory, kind_bytes, reopen
-from fbuf._host.store.reads import Found, PendingRows, TicketReads
+from fbuf._host.store.read_ahead import PendingRows
+from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates, UpdateLog
 from fbuf._host.store.slot_map import Placement, SlotMap
 from fbuf._host.types import (

@@ -19,7 +19,8 @@ from fbuf._members.mixture.draw import MixtureConfig
 from fbuf.sharded import Sharded
 from fbuf.sharded._checks import check_multiple, check_state
 from fbuf.sharded._draw import own_key, whole
-from fbuf.sharded._operation import block_of, is_local, on_each_shard, placed
+from fbuf.sharded._operation import is_local, on_each_shard, placed
+from fbuf.sharded._state import block_of
 
 __all__ = ["check_state", "checked_sizes", "sample"]
 
