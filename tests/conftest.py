@@ -15,6 +15,7 @@ import itertools
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from jax._src import compiler  # noqa: E402
+from jax._src.interpreters import mlir  # noqa: E402
 from jax._src.lib import xla_client  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 40_000
@@ -96,6 +98,19 @@ def _write(*args: Any, given: Callable[..., Any] = compiler._cache_write) -> Non
 
 if (0, 10) <= jax.__version_info__ < (0, 11):  # later releases keep programs with callbacks
     compiler.compile_or_get_cached, compiler._cache_write = _compile_or_load, _write
+
+_CONTEXTS = threading.local()
+
+
+def _make_context(given: Callable[..., Any] = mlir.make_ir_context) -> Any:
+    """Return a context for the next program; a hundred share one, as making it takes as long as lowering a small program."""
+    uses, context = getattr(_CONTEXTS, "last", (0, None))
+    context = context if uses % 100 else given()
+    _CONTEXTS.last = uses + 1, context
+    return context
+
+
+mlir.make_ir_context = _make_context
 
 # A silent broadcast between ranks has hidden more than one bug in replay code: [B] against [B, 1].
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -174,7 +189,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = items[part::parts]
         config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % parts != part])
         items[:] = kept
-    items.sort(key=lambda item: list(LEVELS).index(_level(item)))  # few changes of level: each forgets what is compiled
+    # Few changes of level, and the most cases last: a change frees what is compiled, which takes seconds.
+    items.sort(key=lambda item: list(LEVELS).index(_level(item)), reverse=True)
 
 
 def _level(item: pytest.Item) -> str | None:
