@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 import fbuf
 from tests.support.lander import GAMMA, MODES, Lander, Structured, by_hand, drawn, play, resetting, vectorise
+from tests.support.tables import by_tier
 
 
 def recorded(mode: AutoresetMode) -> tuple[Any, fbuf.Replay, Any]:
@@ -106,7 +107,7 @@ def contents(replay: fbuf.Replay) -> Any:
     return jax.device_get((rows.data, rows.mask, batch.data, batch.index.slot))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", by_tier(*MODES[:1], more=MODES), ids=lambda mode: mode.name)
 def test_an_interrupted_run_equals_one_that_was_not(mode: AutoresetMode, tmp_path: Any) -> None:
     rng = np.random.default_rng(len(mode.name))
     expected = None
@@ -137,6 +138,7 @@ def test_an_interrupted_run_equals_one_that_was_not(mode: AutoresetMode, tmp_pat
         assert stopped >= 3 if stop == "ended" else stopped == (stop is not None)
 
 
+@pytest.mark.more
 def test_what_does_not_continue_is_refused() -> None:
     envs = vectorise(Lander, 3, AutoresetMode.NEXT_STEP)
     for scale in (None, fbuf.transforms.Scale("obs", offset=1.0)):

@@ -16,6 +16,7 @@ import fbuf
 from fbuf import limits
 from fbuf.limits import Limit
 from tests.support import trees
+from tests.support.tables import by_tier
 
 # Of rate_limiter_test.cc and rate_limiters_test.py: samples_per_insert, min_size, min_diff and max_diff of a limit; and after
 # so many inserts, samples and deletes, whether so many more samples or inserts are allowed.
@@ -269,7 +270,7 @@ def test_a_limit_is_a_value() -> None:
     assert Limit(np.float32(0.1)).added(Limit(0.1).init(host=True), 10).surplus == 10
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", by_tier(True, more=[False]))
 def test_strict_promotion_and_x64(x64: bool) -> None:
     with jax.numpy_dtype_promotion("strict"), trees.x64(x64):
         limit = limits.samples_per_insert(0.5, 4, rows=2, draws=3)

@@ -40,6 +40,7 @@ def test_a_table_of_another_size_keeps_blocks_and_counts():
     support.check_rebuild("good", 1024)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "digest", ["3 bits", *(pytest.param(name, marks=pytest.mark.more) for name in ("good", "constant"))]
 )
@@ -74,6 +75,7 @@ def test_places_are_given_in_order_of_arrival():
     assert place[:10].tolist() == [61, 62, 63, 5, 6, 7, 40, 41, 0, 0]
 
 
+@pytest.mark.more
 def test_hashes_of_blocks_that_are_nearly_alike():
     base = np.random.default_rng(0).integers(0, 256, 144).astype(np.uint8)
     near = np.tile(base, (2**15, 1))

@@ -110,6 +110,7 @@ def test_gpus_draw_the_same_orders_without_a_loop():
     assert "stablehlo.while" not in program
 
 
+@pytest.mark.more
 def test_the_chance_that_gpus_stop_too_early():
     """A cell has to be moved outside by the first move and all walks; as often as by a random permutation."""
     n = np.arange(2, 2**20, dtype=np.int64)
@@ -136,6 +137,7 @@ def test_roots_are_exact():
         assert (got.astype(np.int64) ** 2 <= number).all() and ((got.astype(np.int64) + 1) ** 2 > number).all()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("keys", ["random", "counting"])
 def test_values_at_a_place_are_uniform_over_keys(keys, n=1025):
     """So are the differences of two that stand side by side, as those in one batch do; for keys 0, 1, 2, ... as well."""

@@ -194,6 +194,7 @@ def test_rows_evicted_for_lack_of_room_are_no_error():
     assert int(buffer.stats(state)["retired_rows"]) > 0
 
 
+@pytest.mark.more
 def test_stale_indices_of_a_batch_drawn_ahead_are_no_error():
     ahead, at_once = (buffer_of(**more) for more in ({"prefetch": 1, "batch_size": 4}, {"batch_size": 4}))
 
@@ -206,6 +207,7 @@ def test_stale_indices_of_a_batch_drawn_ahead_are_no_error():
     raises(ValueError, "stale", learn, at_once)
 
 
+@pytest.mark.more
 def test_a_step_of_a_mixture_is_checked_for_each_buffer():
     mixture = fbuf.Mixture({name: buffer_of() for name in "ab"}, fractions=dict.fromkeys("ab", 0.5))
     empty = {name: buffer.init(EXAMPLE) for name, buffer in mixture.members}

@@ -42,6 +42,7 @@ test_sample_returns_the_batch_of_the_previous_call = checks(
 )
 
 
+@pytest.mark.more
 def test_a_replay_counts_stale_draws():
     replay = fbuf.Replay(make("compressed", "prioritized"), EXAMPLE, seed=0)
     raises(ValueError, "no row can be sampled", replay.sample, to="numpy")
@@ -134,6 +135,7 @@ def test_a_failed_request_is_read_later(monkeypatch):
         same(batch, then)
 
 
+@pytest.mark.more
 def test_rows_that_expire_unread_are_masked(monkeypatch):
     buffer = dataclasses.replace(make(), storage=Host(keys=("obs",), slack=0, on_expired="mask"))
     state = filled(buffer)

@@ -241,6 +241,7 @@ def test_numbers_that_no_buffer_writes_are_refused(tmp_path):
         assert f"{tmp_path}/changed{i}" in str(caught.value)
 
 
+@pytest.mark.more
 def test_annealed_numbers_that_are_not_finite_load(tmp_path):
     """A schedule in a jitted step may set NaN: the rows that were saved with it are not lost."""
     for sampler in (fbuf.samplers.Prioritized(), fbuf.samplers.Ranked()):

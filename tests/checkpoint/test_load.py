@@ -136,6 +136,7 @@ def test_settings_that_were_removed_are_named_where_they_did_something(tmp_path)
             pytest.raises(fbuf.VersionError, fbuf.load, path, *given).match(words)
 
 
+@pytest.mark.more
 def test_64_bits_need_x64(tmp_path):
     """A step count beyond 2^31 would return as another."""
     buffer, plain = fbuf.Buffer(4), filled(BUFFER, 3)

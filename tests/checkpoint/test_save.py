@@ -178,6 +178,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.more
 def test_a_process_waits_for_its_saves_at_exit_and_prints_errors(tmp_path):
     told = run_python(_EXITS, tmp_path / "saved", tmp_path / "full").stderr
     buffer, state = fbuf.load(tmp_path / "saved")
@@ -186,6 +187,7 @@ def test_a_process_waits_for_its_saves_at_exit_and_prints_errors(tmp_path):
     assert str(tmp_path / "full") in told and str(tmp_path / "saved") not in told
 
 
+@pytest.mark.more
 def test_others_add_while_a_replay_is_saved(tmp_path):
     replay = fbuf.Replay(fbuf.Buffer(64, storage=Compressed(keys=("obs",))), EXAMPLE)
     stop = threading.Event()
@@ -248,6 +250,7 @@ def test_invalid_arguments_of_load_are_refused(tmp_path):
     pytest.raises(ValueError, lambda: fbuf.load(tmp_path / "saved", verify="all")).match("verify is 'all'")
 
 
+@pytest.mark.more
 def test_damage_is_an_error_or_loads_the_generation_before(tmp_path):
     buffer = fbuf.Buffer(50, storage=Compressed(keys=("obs",)), sampler=Prioritized())
     for count in (20, 30):

@@ -64,6 +64,7 @@ def test_inspect_says_what_a_person_asks(run, tmp_path):
     assert f"by fbuf {fbuf.__version__}" in said["saved"] and "UTC" in said["saved"]
 
 
+@pytest.mark.more
 def test_inspect_of_mixtures_shards_host_priorities_and_custom_parts(run, tmp_path):
     buffer = fbuf.Buffer(8)
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})

@@ -90,6 +90,7 @@ def test_fewer_rows_than_a_view_needs():
         assert replay.can_sample() and replay.sample(4).mask.all()
 
 
+@pytest.mark.more
 def test_episodes_that_are_too_short_and_rows_that_were_drawn():
     row = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": True, "truncated": False}
     replay = fbuf.Replay(fbuf.Buffer(90, view=fbuf.views.Sequence(4, autoreset="same_step")), row)
@@ -109,7 +110,7 @@ def test_episodes_that_are_too_short_and_rows_that_were_drawn():
 
 @pytest.mark.parametrize("to", ["jax", "numpy"])
 @pytest.mark.parametrize(
-    "sampler", by_tier(fbuf.samplers.Epoch(), fbuf.samplers.Prioritized(replace=False), more=[fbuf.samplers.Consume()])
+    "sampler", by_tier(fbuf.samplers.Epoch(), more=[fbuf.samplers.Prioritized(replace=False), fbuf.samplers.Consume()])
 )
 def test_a_batch_larger_than_the_rows_that_are_drawn_once_warns_once(sampler, to):
     replay = fbuf.Replay(fbuf.Buffer(100, sampler=sampler), {"t": 0})

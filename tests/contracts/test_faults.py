@@ -164,6 +164,7 @@ def check_many_keys(sampler):
     np.testing.assert_array_equal(many.index.slot[1], buffer.sample(state, keys[1])[1].index.slot)
 
 
+@pytest.mark.more
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("storage", by_tier("host", more=["compressed"]))
 def test_a_process_without_memory_for_extend_goes_on(storage):
@@ -226,6 +227,7 @@ def test_each_write_happens_once(monkeypatch):
         assert len(set(tickets.tolist())) == len(tickets)  # no two rows alike
 
 
+@pytest.mark.more
 @settings(max_examples=60)
 @given(**PRIORITIES)
 def test_any_priorities_leave_a_buffer_that_draws(errors, alpha):

@@ -24,6 +24,7 @@ from tests.support.processes import run_python
 from tests.support.tables import by_tier, checks
 
 
+@pytest.mark.more
 def test_init_under_x64_keeps_the_dtypes_it_is_given():
     want = {path: leaf.dtype for path, leaf in jax.tree_util.tree_flatten_with_path(BUFFERS["rich"].init(EXAMPLE))[0]}
     with flags("x64", "strict dtype promotion"):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.extend.core import jaxpr_as_fun
 
 import fbuf
 from fbuf._core.component import from_config, to_config
@@ -84,6 +85,7 @@ def test_an_equal_buffer_built_again_does_not_trace_again(how):
         same(results[0], results[2])
 
 
+@pytest.mark.more
 def test_annealed_numbers_do_not_trace_again(caplog):
     chex.clear_trace_counter()
 
@@ -121,6 +123,7 @@ def test_a_buffer_is_a_value():
     assert jax.tree.map(lambda x: x, one) == one
 
 
+@pytest.mark.more
 def test_a_pickled_buffer_hashes_alike_in_another_process():
     """String hashes differ between processes: a hash that travelled would break every jit cache it met."""
     code = (
@@ -176,6 +179,7 @@ def test_init_shares_no_array_between_leaves():
     jax.jit(support.RICH.clear, donate_argnums=0)(state)
 
 
+@pytest.mark.more
 def test_eager_methods_copy_only_what_they_change():
     before, error = support.filled(), jnp.ones(support.BATCH)
     state, batch = support.RICH.sample(before, support.KEY, support.BATCH)
@@ -261,9 +265,14 @@ def test_sampler_and_view_have_keys_of_their_own(monkeypatch):
     noting(fbuf.samplers.Uniform, "draw", 1)
     noting(fbuf.views.Row, "window", 4)
     buffer = fbuf.Buffer(4)
-    with jax.disable_jit():
-        buffer.sample(buffer.add(buffer.init(0.0), 1.0), jax.random.key(0), 2)
-    assert not jnp.array_equal(*map(jax.random.key_data, (keys["draw"], keys["window"])))
+
+    def draw(key):
+        buffer.sample(buffer.add(buffer.init(0.0), 1.0), key, 2)
+        return [jax.random.key_data(keys[method]) for method in ("draw", "window")]
+
+    with jax.disable_jit():  # what is compiled already notes no key
+        drawn = jax.make_jaxpr(draw)(jax.random.key(0))
+    assert not jnp.array_equal(*jax.jit(jaxpr_as_fun(drawn))(jax.random.key(0)))
 
 
 def loss(weight, state, key):

@@ -48,6 +48,7 @@ def no_pin(monkeypatch):
     return inplace.CAPACITY + 2 * inplace.LANES
 
 
+@pytest.mark.more
 def test_control_without_pin_leaves_are_copied(no_pin):
     with pytest.raises(AssertionError, match="temporary bytes"):
         inplace.in_scan(inplace.buffer_of("prioritized", "row", capacity=no_pin), "soe")

@@ -67,6 +67,7 @@ def test_states_of_storages_do_not_mix():
         raises(error, said, buffer.peek, state, jax.random.key(0), 4)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", by_tier(fbuf.storages.Compressed, more=[fbuf.storages.Host]))
 def test_clear_between_two_writes_keeps_their_order(kind):
     buffer = fbuf.Buffer(64, storage=kind(keys=("obs",), slack=0))

@@ -10,14 +10,12 @@ from tests.support.model_cases import CUTS, EXAMPLES, PROGRAMS, WRITES, cases, l
 from tests.support.model_trial import Trial
 
 CASES = listed("""
-row/batch/device/3/jit; final, stack/uniform/device/3/eager; sequence, stride/episodes/device/3/donated;
-episode, cut/uniform/device/-/donated; mask, both/uniform/device/-/donated; sequence/uniform/device/-/donated
+final, stack/uniform/device/3/eager; sequence, stride/episodes/device/3/donated; mask, both/uniform/device/-/donated
 """)
-CONVERSIONS = [
-    ("row", "uniform", "next step, stack", "batch", "device", 3),
-    ("row", "uniform", "episode, next step", "uniform", "device", None),
-]
+CONVERSIONS = [("row", "uniform", "episode, next step", "uniform", "device", None)]
+MORE_CONVERSIONS = [("row", "uniform", "next step, stack", "batch", "device", 3)]
 MORE = listed("""
+row/batch/device/3/jit; episode, cut/uniform/device/-/donated; sequence/uniform/device/-/donated;
 next step, stack/batch/host/3/donated; stack, steps/buffer, host/compressed/3/donated; other ends/uniform/device/-/donated;
 row/versions/device/3/donated; one step/uniform/device/3/jit; next step/none/device/-/donated
 """)
@@ -66,7 +64,7 @@ episode, cut/ranks/deduplicated/-/donated; ids, flags/batch/device/3/donated; id
 ids, stop/episodes/device/3/donated; ids, mask/batch/compressed/-/jit; ids, cross/uniform/device/3/donated;
 ids, episode/versions, all/device/3/donated
 """)
-case, conversion = cases(CASES, MORE, EXHAUSTIVE), cases(CONVERSIONS, exhaustive=EXHAUSTIVE_CONVERSIONS)
+case, conversion = cases(CASES, MORE, EXHAUSTIVE), cases(CONVERSIONS, MORE_CONVERSIONS, EXHAUSTIVE_CONVERSIONS)
 cut_case = cases(more=MORE_CUT, exhaustive=EXHAUSTIVE_CUT)
 
 

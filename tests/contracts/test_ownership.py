@@ -19,6 +19,7 @@ from tests.support import ownership as _support
 from tests.support.ownership import EXAMPLE, KEY, agree, filled, full, id_of, late, make, rows_of
 from tests.support.processes import run_python
 from tests.support.refusals import raises, raises_late
+from tests.support.tables import by_tier
 from tests.support.threads import PATIENCE, Thread
 
 storage = _support.storage
@@ -140,7 +141,7 @@ def read_and_drop(storage, use="read"):
     return USES[use](batch.data)
 
 
-@pytest.mark.parametrize(("use", "sweeps"), [("read", 0), ("read", 3), ("computed", 3), ("donated", 1)])
+@pytest.mark.parametrize(("use", "sweeps"), by_tier(("read", 0), more=[("read", 3), ("computed", 3), ("donated", 1)]))
 def test_what_was_made_of_a_pending_read_outlives_every_state(storage, use, sweeps, gate):
     data = read_and_drop(storage, use)
     for _ in range(sweeps):
@@ -152,6 +153,7 @@ def test_what_was_made_of_a_pending_read_outlives_every_state(storage, use, swee
     assert data["t"].shape == (16,) and fbuf.stores() == []
 
 
+@pytest.mark.more
 def test_without_the_graveyard_the_read_fails(gate, monkeypatch):
     monkeypatch.setattr(lifetime, "_bury", lambda id, until: lifetime._drop(id))
     batch = read_and_drop("host")
@@ -175,6 +177,7 @@ def test_a_dropped_store_does_not_wait_for_ever(gate, monkeypatch):
     assert fbuf.stores() == [] and not pending.is_ready()
 
 
+@pytest.mark.more
 def test_single_leaves_do_not_own_the_store(storage):
     buffer, state = full(storage)
     leaves, structure = jax.tree.flatten(late(state))

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fbuf
 from fbuf._algorithms import random
@@ -22,6 +23,7 @@ def test_uniform_rows():
             assert abs(uniformity.chi_square_z(counts, chances)) < 4
 
 
+@pytest.mark.more
 def test_uniform_transitions_of_lanes_out_of_step():
     buffer, state, open_slots = uniformity.lanes_out_of_step(Uniform())
     lanes = open_slots.reshape(-1, 3).sum(axis=0)

@@ -44,7 +44,7 @@ def test_the_form_follows_from_the_row(shape, dtype, capacity, form):
         assert packing.stored[0] % 8 == 0 and packing.stored[1] == 128
 
 
-@pytest.mark.parametrize("name", by_tier("flat, bool", "tiles, channels", "tiles, bytes", more=FORMS))
+@pytest.mark.parametrize("name", by_tier("flat, bool", "tiles, bytes", more=FORMS))
 def test_packed_rows_are_those_of_an_array(name):
     item, dtype = FORMS[name]
     rng, capacity = np.random.default_rng(0), 7

@@ -44,11 +44,13 @@ def file_of(files, kind, number):
     return made.file_of(files / RUN, kind, number)
 
 
+@pytest.mark.more
 def test_a_source_is_any_folder_above_the_files(files, run, tmp_path):
     for number, way in enumerate(["", "dqn", "dqn/Pong", "dqn/Pong/1/", RUN]):
         same(get(tmp_path / str(number), f"{files}/{way}", dumps=[1]), run, [1])
 
 
+@pytest.mark.more
 def test_the_public_bucket_is_read(files, run, tmp_path, monkeypatch):
     with FaultServer.of(files, listing="bucket") as server:
         monkeypatch.setattr(_remote, "BUCKET", server.base)
@@ -77,6 +79,7 @@ def test_a_download_resumes_after_the_finished_segments(server, run, tmp_path):
     assert sorted(os.listdir(tmp_path / "Pong/1")) == ["dataset.json", "pieces"]
 
 
+@pytest.mark.more
 def test_a_wrong_hash_is_reported_and_skipped_on_request(server, run, tmp_path):
     server.lies[FRAMES.format(1)] = {"md5": "0" * 32}
     raises(FileCorrupted, "dump 1 of Pong/1 is damaged: .*md5.*on_corrupt='skip'", get, tmp_path, server.base)
@@ -219,6 +222,7 @@ def test_the_default_root_is_in_the_cache_folder(monkeypatch, tmp_path):
         assert default_root() == tmp_path / below
 
 
+@pytest.mark.more
 def test_a_locked_data_set_is_opened_and_not_written(files, tmp_path, monkeypatch):
     root = tmp_path / "root"
 
@@ -237,6 +241,7 @@ def test_a_locked_data_set_is_opened_and_not_written(files, tmp_path, monkeypatc
     assert os.listdir(root / "Pong") == []
 
 
+@pytest.mark.more
 def test_a_data_set_written_again_by_another_process_is_opened_as_it_is_then(files, tmp_path):
     want = get(tmp_path, files)
     path, gone = tmp_path / "Pong" / "1", []

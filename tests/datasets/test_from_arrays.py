@@ -83,6 +83,7 @@ def test_gaps_between_next_observations_end_episodes(tmp_path):
     oracle.check_files(tmp_path / "a", oracle.rows_of(left))
 
 
+@pytest.mark.more
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(2, 9), st.booleans(), st.integers(0, 5))
 def test_episodes_segments_and_streams_may_have_any_length(lengths, segment, following, chunk):
     episodes = made(tuple(lengths))

@@ -11,6 +11,7 @@ import fbuf
 from tests.support.datasets_oracle import from_arrays
 from tests.support.foreign import FILES
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 
 ROW = fbuf.views.Row()
 
@@ -26,7 +27,7 @@ def flat(n=12, zeros=0):
     return {name: np.concatenate([leaf, np.zeros((zeros, *leaf.shape[1:]), leaf.dtype)]) for name, leaf in rows.items()}
 
 
-@pytest.mark.parametrize("name", ["ogbench_regular.npz", "ogbench_compact.npz", "ogbench.npz"])
+@pytest.mark.parametrize("name", by_tier("ogbench.npz", more=["ogbench_regular.npz", "ogbench_compact.npz"]))
 def test_terminals_without_time_limits_need_a_declaration(name, tmp_path):
     data = loaded(name)
     for source in (data, iter([data]), FILES / name):
@@ -76,7 +77,7 @@ def test_own_leaves_named_like_a_cursor_are_taken_if_all_are_named(tmp_path):
         del state
 
 
-@pytest.mark.parametrize("zeros", [2, 7])
+@pytest.mark.parametrize("zeros", by_tier(2, more=[7]))
 def test_slots_that_were_never_written_are_refused(zeros, tmp_path):
     np.savez(tmp_path / "a.npz", **flat(zeros=zeros))
     for number, source in enumerate((flat(zeros=zeros), tmp_path / "a.npz")):

@@ -74,6 +74,7 @@ def test_dtypes_and_structures_are_those_of_the_function(maze, tmp_path):
     assert np.array_equal(rows["truncated"], before["terminated"])  # the function's own, not the one kept
 
 
+@pytest.mark.more
 def test_windows_of_transitions(maze, tmp_path):
     view = fbuf.views.Transition(n_step=3, gamma=0.9, final_observation="final_obs")
 
@@ -202,6 +203,7 @@ def test_invalid_arguments_are_refused_and_leave_nothing(maze, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.more
 def test_interrupted_work_resumes_with_the_same_function_only(maze, tmp_path):
     def stop(done, total):
         if done >= 11:

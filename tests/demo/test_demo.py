@@ -61,6 +61,7 @@ def test_a_game_follows_its_rules():
         assert float(got) == reward and bool(down) and int(game.row) == 0  # and the next one begins
 
 
+@pytest.mark.more
 def test_rows_and_stacks_are_of_one_episode():
     key = jax.random.key(0)
     actors, play, draw = catch.first_actors(key, 4), jax.jit(catch.play), jax.jit(jax.vmap(catch.draw))

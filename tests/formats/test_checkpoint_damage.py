@@ -16,6 +16,7 @@ from fbuf._formats.checkpoint import manifest as _manifest
 from fbuf._formats.checkpoint.manifest import check_json
 from tests.support.hostile_manifests import at_path, attempt, base, body_of, dumps, mutated_manifests, put, signed
 from tests.support.memory_disk import PATH, Memory, load, save
+from tests.support.tables import by_tier
 
 
 @contextmanager
@@ -111,7 +112,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", by_tier(*list(TEXTS)[::4], more=TEXTS))
 def test_large_or_deep_text_takes_bounded_memory(name):
     text, says = TEXTS[name]
     disk = base()
@@ -159,6 +160,7 @@ def test_the_depth_of_any_text_is_that_of_a_plain_loop(text, piece):
                 check_json(text)
 
 
+@pytest.mark.more
 def test_mutated_manifests():
     mutated_manifests(2_000, seed=0)
 

@@ -90,6 +90,7 @@ def test_one_process_saves_at_a_time(tmp_path):
     assert load(str(tmp_path)) == 2
 
 
+@pytest.mark.more
 def test_a_folder_that_replaced_that_of_a_save_is_not_changed(tmp_path):
     class Replaced(Faulty):  # before the n-th call, another checkpoint is moved to the path
         def _fail(self):
@@ -148,6 +149,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch):
     assert load(str(tmp_path)) == 1
 
 
+@pytest.mark.more
 def test_readers_see_whole_saves_while_a_writer_prunes(tmp_path):
     save(str(tmp_path), 0, keep=1, sync=False)
     stop = threading.Event()

@@ -27,7 +27,9 @@ def several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, None], ids=["EIO", "ENOSPC", "killed"])
+@pytest.mark.parametrize(
+    "number", by_tier(errno.EIO, None, more=[errno.ENOSPC], ids=lambda n: errno.errorcode.get(n, "killed"))
+)
 def test_every_call_fails_once(number, dead):
     base = disk_of(1, 2)
     for at in range(1000):
@@ -276,7 +278,7 @@ def test_folders_that_cannot_be_synced(number, monkeypatch):
         assert load(PATH, disk) == 1
 
 
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("sync", by_tier(True, more=[False]))
 def test_power_failures_in_a_save_of_nothing_new(sync):
     chance = random.Random(0)
     for at in range(1000):
@@ -348,7 +350,7 @@ def test_a_full_disk(tmp_path):
 
 
 @pytest.mark.parametrize("verify", ["full", "lazy"])
-@pytest.mark.parametrize("change", [support.flips, support.lengths])
+@pytest.mark.parametrize("change", by_tier(support.lengths, more=[support.flips]))
 def test_every_flipped_bit_and_other_length_is_an_error(change, verify):
     seen = support.damaged_outcomes(1, change, verify=verify)
     assert len(seen) > 800 and {k for k, _ in seen} == {None}

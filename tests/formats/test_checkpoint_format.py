@@ -226,6 +226,7 @@ def test_generations_and_their_files_are_kept_and_removed():
         assert load(PATH, disk) == 30 - keep
 
 
+@pytest.mark.more
 def test_the_number_of_files_is_bounded():
     disk, rows, most = Memory(), np.zeros((140, 16), np.uint8), 0
     for k in range(140):

@@ -14,6 +14,7 @@ from fbuf.storages import Zstd
 from tests.support import segments
 from tests.support.hostile_manifests import dumps, signed
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 
 SegmentRows = _dataset.SegmentRows
 
@@ -22,6 +23,7 @@ def files_of(path):
     return sorted(file for file in path.rglob("*") if file.is_file() and file.name != "lock" and file.stat().st_size)
 
 
+@pytest.mark.more
 def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path):
     want = segments.make(tmp_path)
     number, opened = len(want["action"]), 0
@@ -140,7 +142,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("case", by_tier(*list(HOSTILE)[::2], more=HOSTILE))
 def test_a_hostile_data_set_is_refused(tmp_path, case):
     segments.make(tmp_path)
     file = tmp_path / "dataset.json"

@@ -76,6 +76,7 @@ def test_boards_are_packed_before_they_are_compressed(dtype, least):
     check_rows(packed, tickets, rows)
 
 
+@pytest.mark.more
 @given(st.data())
 def test_columns_may_change_between_bits_and_numbers(data):
     dtype = data.draw(st.sampled_from(["uint8", "float32", "int64", ml_dtypes.bfloat16]))

@@ -15,6 +15,7 @@ from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Store
 from tests.support import disk
 from tests.support.store import Plain, check_readers, check_rows, columns_of, compressible, fetch, frames, make, same
+from tests.support.tables import by_tier
 from tests.support.threads import PATIENCE, Thread
 
 
@@ -94,7 +95,7 @@ def test_a_slow_lane_does_not_keep_segments_alive():
 
 
 @pytest.mark.parametrize("files", [False, True])
-@pytest.mark.parametrize("codec", [None, Zstd()], ids=["raw", "zstd"])
+@pytest.mark.parametrize("codec", by_tier(Zstd(), more=[None]))
 def test_two_threads_read_while_one_writes(codec, files, tmp_path):
     columns, sizes = columns_of(codec, shape=(600,), dtype="uint64"), {"lanes": 2, "length": 300, "slack": 0}
     store = disk.make(tmp_path, columns, **sizes) if files else Store(columns, **sizes)

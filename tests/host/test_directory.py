@@ -172,6 +172,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.more
 def test_a_full_disk_raises_an_error(small_disk):
     run_python(FULL, small_disk, options=("-W", "ignore"))
 

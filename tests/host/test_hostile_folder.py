@@ -262,5 +262,6 @@ for name, codec, size in CASES:
 """
 
 
+@pytest.mark.more
 def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path):
     assert run_python(CUT, tmp_path).stdout == "alive\n" * 4

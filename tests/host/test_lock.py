@@ -189,6 +189,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.more
 def test_locks_end_with_their_process_although_a_forked_child_lives_on(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path)]
@@ -207,6 +208,7 @@ def test_locks_end_with_their_process_although_a_forked_child_lives_on(tmp_path)
             os.killpg(parent.pid, 9)
 
 
+@pytest.mark.more
 def test_a_fork_waits_until_a_lock_file_is_registered(tmp_path):
     done = run_python(
         """

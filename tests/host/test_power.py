@@ -5,6 +5,7 @@ import pytest
 from fbuf._host.memory import file_arena
 from fbuf._host.store import row_updates
 from tests.support import power
+from tests.support.tables import by_tier
 
 
 @pytest.fixture(autouse=True)
@@ -13,13 +14,15 @@ def small_files(monkeypatch):
     monkeypatch.setattr(row_updates, "_LEAST", 512)
 
 
-@pytest.mark.parametrize("kind, seed", [("raw", 15), ("chunks", 3), ("dictionaries", 6), ("own", 15), ("noise", 6)])
+@pytest.mark.parametrize(
+    "kind, seed", by_tier(("dictionaries", 6), more=[("raw", 15), ("chunks", 3), ("own", 15), ("noise", 6)])
+)
 def test_flushed_rows_survive_a_power_failure_after_any_call(kind, seed, tmp_path):
     cases, calls = power.check_prefixes(kind, seed, tmp_path, 60, prefixes=30)
     assert cases > 10 and calls.count(calls[0]) == 1
 
 
-@pytest.mark.parametrize("kind, seed, removed", [("dictionaries", 6, "segment"), ("noise", 6, "open")])
+@pytest.mark.parametrize("kind, seed, removed", by_tier(("dictionaries", 6, "segment"), more=[("noise", 6, "open")]))
 def test_removed_and_renamed_files_were_replaced_on_the_disk(kind, seed, removed, tmp_path):
     cases, calls = power.check_prefixes(kind, seed, tmp_path, 60)
     gone = {call[1] for call in calls if call[0] == "unlink"}

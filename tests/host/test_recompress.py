@@ -141,6 +141,7 @@ def test_a_failed_job_keeps_every_row(where):
     assert where == "compressor"
 
 
+@pytest.mark.more
 def test_a_thread_compresses_while_rows_are_written_and_read(monkeypatch):
     monkeypatch.undo()  # with its thread
     monkeypatch.setattr(recompress, "_DUTY_CYCLE", 1.0)

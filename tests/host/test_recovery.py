@@ -26,6 +26,7 @@ def small_segments(monkeypatch):
     monkeypatch.setattr(file_arena.FileArena, "small", 1024)
 
 
+@pytest.mark.more
 def test_a_killed_process_loses_no_row(tmp_path):
     support.check_killed("files", tmp_path / "store", 12)
 
@@ -53,7 +54,7 @@ def test_flush_waits_for_every_file(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize(
-    ("kind", "verify"), by_tier(("memmap", True), ("memmap", False), ("files", True), more=[("files", False)])
+    ("kind", "verify"), by_tier(("memmap", True), more=[("memmap", False), ("files", True), ("files", False)])
 )
 def test_truncated_and_flipped_files_show_no_wrong_row(kind, verify, tmp_path):
     support.check_damages(kind, verify, False, tmp_path)

@@ -206,6 +206,7 @@ def test_codecs_and_their_settings_are_checked():
         raises(TypeError, "gave memoryview; expected bytes", make(Deflate()).write, [np.zeros((4, 1, 5), "u1")], None)
 
 
+@pytest.mark.more
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep what is freed")
 def test_the_memory_of_a_batch_serves_the_next():
     faults = run_python(

@@ -39,7 +39,7 @@ def with_dictionaries():
     return store, rows, tickets
 
 
-@pytest.mark.parametrize("column", [0, 1], ids=["zstd", "own"])
+@pytest.mark.parametrize("column", by_tier(0, more=[1]))
 @pytest.mark.parametrize("name", ["payload", "checksum", "dictionary", "length", "address"])
 def test_a_changed_byte_of_a_checkpoint_gives_no_wrong_row(column, name):
     store, rows, tickets = with_dictionaries()

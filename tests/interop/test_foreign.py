@@ -80,6 +80,7 @@ def test_skrl(name, tmp_path):
         raises(ValueError, "was never written", interop.from_skrl, FILES / "skrl_part.npz", position=12, filled=False)
 
 
+@pytest.mark.more
 def test_skrl_steps_that_reset_are_not_drawn():
     """gymnasium's vector environments reset in steps, which skrl stores: every fourth one here."""
     step = np.arange(12.0, dtype=np.float32)
@@ -129,6 +130,7 @@ def test_rlds(tmp_path):
     assert buffer.capacity == 2 and buffer.rows(state).data["truncated"].tolist() == [False, True]
 
 
+@pytest.mark.more
 def test_transitions_are_drawn(tmp_path):
     """One stream and lanes of different lengths; every format in tests/interop/test_foreign.py."""
     lanes, final = TIANSHOU["vector"]

@@ -61,6 +61,7 @@ def test_fields_rename_and_leave_out_and_the_newest_rows_are_taken(small_blocks)
     assert rows["obs"].shape == (4, 4, 3) and rows["a"]["b"].tolist() == [13, 14, 15, 16]
 
 
+@pytest.mark.more
 def test_priorities_of_windows_are_those_of_their_first_rows(small_blocks):
     view = fbuf.views.Sequence(3, episode_end=("done",), autoreset="same_step")
     buffer = fbuf.Buffer(40, lanes=2, view=view, sampler=fbuf.samplers.Prioritized(1.0, eps=0.0, normalize=None))

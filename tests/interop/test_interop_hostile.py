@@ -149,6 +149,7 @@ def test_a_zip_that_claims_more_than_it_can_hold_allocates_nothing(tmp_path):
     pytest.raises(ValueError, read_file, path).match("claims 4294967294 bytes")
 
 
+@pytest.mark.more
 @given(name=st.text("./\\\0ab", max_size=6) | st.text(max_size=20))
 def test_names_stay_in_their_folder(name):
     with contextlib.suppress(ValueError):

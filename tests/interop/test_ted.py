@@ -137,6 +137,7 @@ def test_any_episodes_are_written_as_documented(case, mode, any_state, tmp_path_
     assert done.episodes == len(set(ids.tolist()))
 
 
+@pytest.mark.more
 def test_full_rings_of_compressed_rows_are_written(monkeypatch, tmp_path):
     monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 100)
     view = fbuf.views.Transition(truncated=None, stack=2, autoreset="same_step")

@@ -345,6 +345,7 @@ class Payload:
         return os.system, (f"touch {self.path}",)
 
 
+@pytest.mark.more
 def test_nothing_is_unpickled_evaluated_or_imported(tmp_path):
     payload = Payload(tmp_path / "ran")
     write_ring(tmp_path / "good")

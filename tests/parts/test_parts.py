@@ -23,6 +23,7 @@ ON_THE_DEVICE = [name for name in BUFFERS if name not in ("codec", "storage, sam
 name = one_of("storage, sampler, view", more=["writer", "codec", "transforms"], exhaustive=[*ON_THE_DEVICE])
 
 
+@pytest.mark.more
 def test_parts_work_in_jit_and_scan(name):
     buffer = make(BUFFERS[name])
     chunks = [rows_of(7, buffer.lanes, seed) for seed in range(8)]

@@ -108,6 +108,7 @@ STORAGES = by_tier(
 )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_sources_show_the_same_episode(tmp_path, storage):
     replay = made([3, 4, 2], lanes=2, storage=storage, sampler=fbuf.samplers.Prioritized(alpha=1.0))
@@ -184,7 +185,7 @@ def test_a_gif_has_the_frames(tmp_path):
     assert levels == [3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("dtype", by_tier(np.uint8, more=[np.float32]))
 @pytest.mark.parametrize("shape", [(16, 20), (16, 20, 1), (16, 20, 3), (4, 16, 20), (16, 20, 4), (4, 16, 20, 3)])
 def test_frames_of_every_layout_are_shown(shape, dtype):
     rng = np.random.default_rng(0)
@@ -255,6 +256,7 @@ def test_complex_leaves_are_curves_of_both_parts():
     assert curves["values"] == [[1, 3], [2, 4]]
 
 
+@pytest.mark.more
 def test_every_plot_takes_a_replay():
     pytest.importorskip("matplotlib").use("Agg")
     from matplotlib.figure import Figure

@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from benchmarks import __main__ as runner
 from benchmarks import _budget, _harness, accelerators, readme
@@ -93,6 +94,7 @@ def test_the_table_says_what_happened(tmp_path: Path) -> None:
     assert table["rows"][0]["theirs"] == {"said": "absent: not installed", "right": None}
 
 
+@pytest.mark.more
 def test_a_section_that_fails_crashes_or_hangs_ends_alone(monkeypatch):
     monkeypatch.setattr(_budget, "START", 5)
     told = list(_budget.run("tests.support.sections", sections.SECTIONS, True, time.monotonic() + 60))

@@ -32,7 +32,11 @@ DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest i
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
 INTERFACES = [name for name in MODULES if name.startswith("_interfaces.")]
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def folder(module: str) -> str:
@@ -62,7 +66,7 @@ def walk(node: ast.AST, functions: bool = True, typing: bool = False) -> Iterato
 def imports(module: str, functions: bool = True, typing: bool = False) -> list[str]:
     """Dotted names a module imports: `fbuf._core.slots`, `jax.numpy`."""
     names, found = {m.removesuffix(".__init__") for m in MODULES}, []
-    for node in walk(TREES[module], functions, typing):
+    for node in walk(trees()[module], functions, typing):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -128,7 +132,7 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpic
 
 def test_no_pickle_no_eval_and_no_ordered_effects() -> None:
     assert not [m for m in MODULES if top_level(m) & FORBIDDEN_MODULES]
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             where = f"fbuf.{module} line {getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Call):
@@ -146,7 +150,7 @@ def names_in(tree: ast.AST) -> set[str]:
 
 
 def test_callbacks_are_in_one_module() -> None:
-    assert [m for m, tree in TREES.items() if names_in(tree) & CALLBACKS] == ["_bridge.callbacks"]
+    assert [m for m, tree in trees().items() if names_in(tree) & CALLBACKS] == ["_bridge.callbacks"]
 
 
 def test_only_the_host_uses_threads_and_zstd() -> None:
@@ -164,7 +168,7 @@ def documented(*modules: str) -> set[str]:
     return {
         method.name
         for module in modules
-        for node in ast.walk(TREES[module])
+        for node in ast.walk(trees()[module])
         if isinstance(node, ast.ClassDef)
         for method in node.body
         if isinstance(method, ast.FunctionDef) and ast.get_docstring(method)
@@ -174,7 +178,7 @@ def documented(*modules: str) -> set[str]:
 def test_everything_public_is_documented() -> None:
     """A method may leave it to the base class of its part, to one beside it, or to the decorator `state`."""
     interfaces, bare = documented(*INTERFACES), []
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         inherited = documented(module) | {"ranges"} | (interfaces if folder(module) in (*PARTS, "parts") else set())
         for node in tree.body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):

@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from benchmarks.mutants import _catalogue, _run
 from benchmarks.mutants.__main__ import REPO
 from tests.support.paths import ROOT
@@ -52,6 +54,7 @@ def test_every_oracle_has_a_quick_case() -> None:
         assert set(names.split()) <= there, f"tests/{module}.py lacks {set(names.split()) - there}"
 
 
+@pytest.mark.more
 def test_every_mutant_of_the_catalogue_can_be_planted():
     mutants = _catalogue.read()
     assert not _catalogue.check(mutants, _catalogue.Package(REPO / "fbuf"), _run.Tests(REPO).topics)

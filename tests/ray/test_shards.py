@@ -170,6 +170,7 @@ def test_the_caller_may_change_errors_after_an_update():
     assert link.shards[0].stats()["max_priority"] == 5.0
 
 
+@pytest.mark.more
 def test_a_shard_whose_rows_had_no_mass_is_drawn_once_it_has():
     link, client = clients(fbuf.prioritized(64, alpha=1.0, eps=0.0), ROW, shards=2)
     remote = client()
@@ -201,6 +202,7 @@ def test_rows_of_64_bits_are_checked_and_stay_exact():
     assert set(batch.data["t"].tolist()) <= set(large.tolist()) and isinstance(batch.data["x"], jax.Array)
 
 
+@pytest.mark.more
 def test_weights_follow_updates_that_the_draw_brings():
     link, client = clients(fbuf.prioritized(64, alpha=1.0, eps=0.0), ROW, shards=2)
     remote, rng = client(), np.random.default_rng(0)
@@ -254,6 +256,7 @@ def test_stats_of_shards_are_one_flat_dict() -> None:
     }
 
 
+@pytest.mark.more
 def test_methods_of_a_client_inside_jit_say_what_to_use() -> None:
     _, client = clients(fbuf.prioritized(16), ROW)
     remote = client()

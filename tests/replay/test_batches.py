@@ -228,6 +228,7 @@ def test_stale_indices_are_counted_but_not_raised():
     raises(ValueError, "4 priorities are NaN", replay.update_priority, index, np.full(4, np.nan))
 
 
+@pytest.mark.more
 def test_pending_donated_steps_do_not_block_actors():
     replay = fbuf.Replay(
         fbuf.prioritized(256, storage=fbuf.storages.Compressed(keys=("obs",))),
@@ -261,5 +262,6 @@ def test_pending_donated_steps_do_not_block_actors():
     assert all(actor.ends() > 0 for actor in actors) and np.isfinite(np.asarray(params)).all()
 
 
+@pytest.mark.more
 def test_the_interpreter_exits_while_the_thread_waits_for_rows():
     at_exit("rows")

@@ -72,6 +72,7 @@ def test_rows_written_meanwhile_are_not_in_it_and_overwritten_ones_are_masked():
     assert numbers(epoch) == [] and len(epoch) == 4
 
 
+@pytest.mark.more
 def test_windows_that_lost_a_row_are_masked():
     """The anchor is still held; its stack is not."""
     view = views.Transition(

@@ -25,8 +25,11 @@ VIEWS = host_views.VIEWS | {"row": Row()}
 CASES = by_tier(
     ("n", None, "shuffled", 17, Device()),
     ("row", 3, "in order", 17, Device()),
-    ("row", None, "whole", 17, Device()),
-    more=[("stack", 2, "whole", 40, Device()), ("n", 2, "shuffled", 17, Host(keys=("obs",)))],
+    more=[
+        ("row", None, "whole", 17, Device()),
+        ("stack", 2, "whole", 40, Device()),
+        ("n", 2, "shuffled", 17, Host(keys=("obs",))),
+    ],
 )
 
 
@@ -38,6 +41,7 @@ def test_batches_and_states_are_those_of_the_program(
     assert share == 1 or (sampler == "whole" and share > 0.8)  # of too few anchors a program masks the batch
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("sampler", "view", "lanes"), by_tier(("whole", "row", 2), more=[("epoch", "step", None)]))
 def test_other_calls_see_the_position(sampler: str, view: str, lanes: int | None) -> None:
     pair = two_replays.make_pair("device", sampler, view, lanes, capacity=48)
@@ -45,6 +49,7 @@ def test_other_calls_see_the_position(sampler: str, view: str, lanes: int | None
     two_replays.compare(pair, 60, sizes=(7, 3, 12))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("impl", by_tier("threefry2x32", more=["rbg"]))
 @pytest.mark.parametrize(
     ("sampler", "view", "lanes", "batch"), by_tier(("whole", "row", None, 200), more=[("epoch", "step", 2, 60)])
@@ -120,6 +125,7 @@ def test_another_state_has_its_own_position(keep: Any) -> None:
     assert batch.data["t"].tolist() == [3] and batch.last and replay.stats()["epoch"] == 2
 
 
+@pytest.mark.more
 def test_compile_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
     replay = fbuf.Replay(fbuf.Buffer(21, sampler=Epoch()), {"t": np.int32(0)})
     replay.extend({"t": np.arange(21, dtype=np.int32)})

@@ -53,7 +53,9 @@ def test_a_replay_goes_on_after_a_write_that_failed(storage, prioritized, tmp_pa
 
 @pytest.mark.parametrize(
     ("storage", "by"),
-    [("memmap", "step"), ("files", "sample"), ("host", "save"), ("compressed", "leaves"), ("files", "flush")],
+    by_tier(
+        ("memmap", "step"), ("files", "sample"), more=[("host", "save"), ("compressed", "leaves"), ("files", "flush")]
+    ),
 )
 def test_the_next_call_with_the_state_of_a_donated_step_raises(storage, by, tmp_path):
     buffer = plain_buffer(storage, tmp_path / "store")
@@ -89,6 +91,7 @@ def test_eager_methods_raise_at_once(tmp_path):
     assert held(buffer, state) == [*range(17), 99, 99, 99]
 
 
+@pytest.mark.more
 def test_a_row_update_that_failed_changes_neither_files_nor_device(tmp_path):
     buffer = fbuf.Buffer(50, storage=fbuf.storages.Memmap(str(tmp_path / "store"), keys=("obs",)))
     state = buffer.extend(buffer.init(PLAIN), plain_rows(0, 20))
@@ -237,6 +240,7 @@ def test_a_failure_of_the_last_step_is_a_warning_at_exit(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.more
 def test_a_prefetched_batch_that_one_write_overtakes_says_to_write_less(tmp_path):
     storage = fbuf.storages.Compressed(keys=("obs",), slack=4)
     buffer = fbuf.Buffer(20, storage=storage, prefetch=1, batch_size=4)
@@ -363,6 +367,7 @@ def test_added_rows_that_wait_are_never_dropped_silently(tmp_path):
     assert len(replay) == 0 and held(replay.buffer, replay.state) == []
 
 
+@pytest.mark.more
 def test_windows_go_on_across_rows_that_were_kept():
     view = fbuf.views.Sequence(3, episode_end=())
     replay = fbuf.Replay(fbuf.Buffer(100, storage=fbuf.storages.Host(), view=view), PLAIN)
@@ -420,6 +425,7 @@ def test_statistics_count_the_rows_of_a_write_that_failed_half_way(tmp_path):
     )
 
 
+@pytest.mark.more
 def test_leaves_may_have_names_like_parts_of_the_state():
     names = ("_last", "last", "ticket")
     for parts in ({}, {"writer": fbuf.writers.Reservoir()}):

@@ -22,6 +22,7 @@ from fbuf._host.columns.raw_file import RawFileFetch
 from fbuf._replay import locked, programs
 from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, make, rows
+from tests.support.tables import by_tier
 from tests.support.threads import PATIENCE, Thread, soon
 
 
@@ -336,7 +337,7 @@ def test_many_threads_exclude_one_another():
     assert most == [1] and inside == [0] and not lock._waiters
 
 
-@pytest.mark.parametrize("read", ["rows", "get", "getitem", "sample"])
+@pytest.mark.parametrize("read", by_tier("sample", more=["rows", "get", "getitem"]))
 def test_an_interrupt_within_a_read_of_a_host_store_is_an_interrupt(read, tmp_path, monkeypatch):
     replay = fbuf.Replay(fbuf.Buffer(100, storage=fbuf.storages.Memmap(str(tmp_path / "rows"))), {"t": np.int32(0)})
     replay.extend({"t": np.arange(50, dtype=np.int32)})

@@ -49,6 +49,7 @@ def test_transitions_in_numpy_are_those_of_jax(view, lanes):
     compare(pair, 50, sizes=(7, 7, 12))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sampler", by_tier("uniform", more=["prioritized"]))
 def test_lanes_that_are_alike_are_drawn_as_others(sampler):
     pair, random = make_pair("device", sampler, "step", 8, 8 * 80), np.random.default_rng(0)
@@ -89,6 +90,7 @@ def test_masked_entries_are_zero():
     assert batch.mask.sum() == 4 and not batch.data["t"][~batch.mask].any()
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore:.*has each at most once:RuntimeWarning")
 @pytest.mark.parametrize("sampler", by_tier("uniform", more=["prioritized", "epoch"]))
 def test_what_is_read_of_a_batch_later_is_as_it_was_drawn(sampler):

@@ -30,6 +30,7 @@ def test_batches_are_those_of_the_program(storage, view, lanes):
     assert compare(VIEWS[view], lanes, storage=STORAGES[storage], steps=35) == 1
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("storage", "sampler", "view", "lanes"),
     by_tier(
@@ -113,6 +114,7 @@ def test_rows_that_expired_are_an_error(storage, sampler):
     compare_draws(pair)
 
 
+@pytest.mark.more
 def test_rows_that_expired_are_masked():
     pair = pair_of(fbuf.storages.Host(slack=4, on_expired="mask"))
     states = jax.tree.map(lambda x: x + 0, [replay.state for replay in pair])
@@ -159,6 +161,7 @@ def test_a_store_that_was_closed_is_an_error():
         assert kind is RuntimeError and f"({id:016x}) is not open" in text
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sampler", by_tier(UNIFORM, more=[PRIORITIZED]), ids=repr)
 def test_draws_go_on_after_rows_that_could_not_be_stored(sampler):
     pair = pair_of(HOST, sampler=sampler)
@@ -226,6 +229,7 @@ def plain_rows_each(first, count):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
 
+@pytest.mark.more
 def test_rows_are_drawn_after_a_save_and_a_load(tmp_path):
     pair = pair_of(COMPRESSED)
     for number, replay in enumerate(pair):

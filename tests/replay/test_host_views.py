@@ -38,6 +38,7 @@ def test_prioritized_batches_and_states_are_those_of_the_programs(view, lanes, s
     assert compare(VIEWS[view], lanes, sampler=SAMPLERS[sampler]) == 1
 
 
+@pytest.mark.more
 def test_sums_that_xla_rounds_to_zero_are_its_own():
     def row(random, lead):
         made = row_of(random, lead)

@@ -136,6 +136,7 @@ def test_rows_that_cannot_be_drawn_yet_are_refused_at_once() -> None:
         replay.update_priority(newest, np.ones(1, np.float32))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("lanes", by_tier(2, more=[None]))
 def test_a_block_opens_more_rows_than_it_has(lanes: int | None) -> None:
     buffer = fbuf.Buffer(40 * (lanes or 1), lanes=lanes, sampler=fbuf.samplers.Prioritized(), view=VIEWS["transition"])
@@ -188,7 +189,9 @@ INSIDE = [
 ]
 
 
-@pytest.mark.parametrize(("method", "text", "storage"), INSIDE, ids=lambda part: getattr(part, "__name__", ""))
+@pytest.mark.parametrize(
+    ("method", "text", "storage"), by_tier(*INSIDE[1:4:2], more=INSIDE), ids=lambda part: getattr(part, "__name__", "")
+)
 def test_an_interrupt_waits_for_the_end_of_a_draw(method, text: str, storage: str) -> None:
     pair = [filled("transition", storage=storage) for _ in range(2)]
     index = [replay.sample(4, to="numpy").index for replay in pair][0]
@@ -225,6 +228,7 @@ def test_a_state_whose_priorities_a_draw_donated_is_refused() -> None:
         replay.buffer.sample(state, jax.random.key(0), 4)
 
 
+@pytest.mark.more
 def test_rows_that_closed_after_they_were_drawn_are_not_drawn_again() -> None:
     """A row whose frame before it was overwritten is still there, but its stack is not."""
     view = fbuf.views.Transition(stack=2, action=None, autoreset="same_step")

@@ -12,6 +12,7 @@ from tests.support.threads import Thread
 EXAMPLE = {"t": np.int32(0)}
 
 
+@pytest.mark.more
 def test_an_actor_and_a_learner_wait_for_each_other():
     """Trajectories of each lane come in order, whole, once, and none is missing (IMPALA)."""
     view = Sequence(4, stride=4, episode_end=())

@@ -41,6 +41,7 @@ def test_actors_and_learners_lose_and_double_no_row():
     soak("consumed", batches=40)
 
 
+@pytest.mark.more
 def test_a_replay_that_is_loaded_again_and_again_compiles_nothing_and_takes_no_more_slots(tmp_path):
     buffer = fbuf.Buffer(16, storage=fbuf.storages.Host())
     other = fbuf.Replay(fbuf.Buffer(16, storage=fbuf.storages.Host()), {"t": 0})  # its store is in another slot

@@ -168,7 +168,7 @@ COLLECTED = [
 ]
 
 
-@pytest.mark.parametrize(("collects", "parts"), COLLECTED)
+@pytest.mark.parametrize(("collects", "parts"), by_tier(*COLLECTED[::3], COLLECTED[7], more=COLLECTED))
 def test_rows_are_collected_where_the_parts_say_so(collects, parts):
     buffer = fbuf.Buffer(64 * parts.get("lanes", 1), **parts)
     lead = () if buffer.lanes is None else (buffer.lanes,)
@@ -216,7 +216,9 @@ def test_a_limit_counts_each_row():
     [
         pytest.param({"capacity": 76, "sampler": fbuf.samplers.Ranked()}, None, 8, marks=pytest.mark.more),
         ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 10),
-        ({"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 5),
+        pytest.param(
+            {"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 5, marks=pytest.mark.more
+        ),
         ({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2),
     ],
     ids=["ranked", "collected", "limit", "at once"],

@@ -246,6 +246,7 @@ parts = one_of(
 )
 
 
+@pytest.mark.more
 @settings(max_examples=10)
 @given(program=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(VERBS), st.integers(0, 2**16)), max_size=20))
 def test_old_states_and_futures_stay_what_they_are(parts, program):

@@ -132,6 +132,7 @@ def test_a_batch_larger_than_what_there_is():
     assert sorted(batch.data[:4].tolist()) == [0, 1, 2, 3] and not batch.mask[4:].any()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("replace", by_tier(False, more=[True]))
 def test_gpus_draw_the_same_rows_where_every_priority_is_zero(replace):
     view = fbuf.views.Sequence(2, episode="id", episode_end=())  # its anchors have flags
@@ -154,6 +155,7 @@ def test_gpus_draw_the_same_rows_where_every_priority_is_zero(replace):
         jax.tree.map(np.testing.assert_array_equal, *both(state))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("n_step", "stack", "lanes"), by_tier((1, None, 2), more=[(2, 3, 1)]))
 def test_accelerators_write_each_slot_of_a_priority_once(n_step, stack, lanes, monkeypatch):
     """A slot closes and opens again in one write: in any order, its priority is that of the row that opens."""

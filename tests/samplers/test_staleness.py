@@ -122,6 +122,7 @@ def test_rows_that_are_no_anchors_age_the_others():
         assert int(buffer.stats(state)["version"]) == current
 
 
+@pytest.mark.more
 def test_counts_do_not_overflow():
     """Lots are counted modulo 2^32."""
     buffer = fbuf.Buffer(10, sampler=Staleness(2))

@@ -124,6 +124,7 @@ def test_rows_of_windows_return_to_their_buffers():
         assert mine.any() and (rows.data["version"][mine] == data["id"][mine] + 7).all()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0)])
 def test_fractions_belong_to_their_buffers_in_any_order(shares):
     """A jitted call sorts the names of a state."""
@@ -136,6 +137,7 @@ def test_fractions_belong_to_their_buffers_in_any_order(shares):
     assert mixture.peek(states, jax.random.key(0), 8, beta=0.5).mask.any() == (shares[0] > 0)
 
 
+@pytest.mark.more
 def test_a_buffer_is_empty_if_all_its_shards_are():
     mixture = mixture_of(fractions={"a": 0.5, "b": 0.5})
     state, batch = mixture.sample(filled(mixture), jax.random.key(0), 64)

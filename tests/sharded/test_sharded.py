@@ -30,7 +30,7 @@ def test_arrays_of_all_shards_are_split() -> None:
 ROWS, MIXTURE, SAVED = (f"eight_devices_{name}" for name in ("rows", "mixture", "saved"))
 PROCESSES = by_tier(
     ("quick", ["eight_devices", ROWS, MIXTURE], "0/1"),
-    more=[("more", files, "0/1") for files in (["eight_devices"], [SAVED], [ROWS])],
+    more=[("more", files, "0/1") for files in (["eight_devices"], [SAVED], [ROWS, MIXTURE])],
     exhaustive=[
         *(("exhaustive", ["eight_devices"], f"{part}/3") for part in range(3)),
         *(("exhaustive", [SAVED], f"{part}/3") for part in range(3)),

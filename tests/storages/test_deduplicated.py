@@ -49,6 +49,7 @@ def test_stacks_are_those_of_the_device(platform: str, monkeypatch: pytest.Monke
     same(*batches)
 
 
+@pytest.mark.more
 def test_changes_that_find_no_room_are_counted() -> None:
     rows = {"obs": np.random.default_rng(0).integers(0, 256, (6, 16, 16), np.uint8)}
     buffer = fbuf.Buffer(8, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=64, on_full="refuse"))
@@ -58,6 +59,7 @@ def test_changes_that_find_no_room_are_counted() -> None:
     np.testing.assert_array_equal(buffer.rows(state, last=3).data["obs"], rows["obs"][:3])
 
 
+@pytest.mark.more
 def test_a_block_that_was_dropped_does_not_keep_its_place_where_another_may_take_it() -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (70, 4, 4), np.uint8)
     buffer = fbuf.Buffer(2, lanes=2, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=64))
@@ -116,6 +118,7 @@ def test_growing_asks_for_more_places_and_a_concrete_state() -> None:
     raises(ValueError, r"without 'b'.*Give one number, or one for each of: a, b", both.grow, empty, {"a": 960})
 
 
+@pytest.mark.more
 def test_retired_rows_are_not_drawn_when_every_priority_is_zero():
     storage = Deduplicated(keys=("obs",), block=(4, 4), blocks=64, on_full="retire")
     view = fbuf.views.Transition(autoreset="same_step")

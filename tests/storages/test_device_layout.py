@@ -39,6 +39,7 @@ def test_by_default_the_device_that_init_places_on_decides(monkeypatch: pytest.M
         Device("columns")
 
 
+@pytest.mark.more
 def test_plan_tells_the_padded_bytes() -> None:
     buffers = [buffer_of(layout) for layout in ("rows", "tiles")]
     stored = [buffer.nbytes(buffer.init(EXAMPLE))["device"] for buffer in buffers]
@@ -46,10 +47,12 @@ def test_plan_tells_the_padded_bytes() -> None:
     assert stored[1] - stored[0] == planned[1] - planned[0] == 24 * (1024 - 12 * 84)
 
 
+@pytest.mark.more
 def test_checkpoints_move_between_layouts(tmp_path: Any) -> None:
     check_checkpoints("tiles", "rows", tmp_path / "a")
 
 
+@pytest.mark.more
 def test_marks_of_packed_blocks_tell_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on an accelerator, where blocks are compared by marks."""
     monkeypatch.setattr(device_arrays, "SMALL_BYTES", 0)

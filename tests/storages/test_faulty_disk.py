@@ -76,6 +76,7 @@ def test_the_state_of_an_eager_write_to_a_file_that_was_cut_short_is_whole(tmp_p
     assert int(buffer.size(raised.value.result)) == 100
 
 
+@pytest.mark.more
 def test_sums_that_were_cut_short_are_damage(tmp_path, resumed):
     buffer = fbuf.Buffer(500, storage=Memmap(str(tmp_path / "rows")))
     buffer.extend(buffer.init(EXAMPLE), rows_of(0, 500))
@@ -92,6 +93,7 @@ def test_sums_that_were_cut_short_are_damage(tmp_path, resumed):
         pytest.raises(fbuf.StoreCorrupted, read, state).match("rows have other checksums than they were stored with")
 
 
+@pytest.mark.more
 def test_what_fails_once_rows_count_is_not_an_error_of_their_write(tmp_path, monkeypatch, resumed):
     """The files of a column that is now stored raw cannot be listed."""
     buffer = fbuf.Buffer(4000, storage=Compressed(path=str(tmp_path / "rows"), keys=("obs", "t"), codec=Zstd(chunk=4)))
@@ -173,6 +175,7 @@ def test_a_file_whose_sync_failed_is_written_again_before_the_next(tmp_path, mon
     assert held(buffer, resumed(buffer)) == list(range(50))
 
 
+@pytest.mark.more
 def test_a_log_of_row_updates_that_was_rewritten_is_the_one_that_is_written(tmp_path, monkeypatch, resumed):
     """It is not opened again, which may fail: updates would go to a file that has no name."""
     monkeypatch.setattr(row_updates, "_LEAST", 4096)

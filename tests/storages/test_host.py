@@ -40,6 +40,7 @@ def test_no_write_overtakes_a_late_read(storage: str, form: str) -> None:
     assert not overtaken(storage, form)
 
 
+@pytest.mark.more
 def test_writes_of_one_jit_reach_the_store_in_order(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, rows = order_of_writes(storage, monkeypatch, "ee", 16)
     assert calls == ["write", "1000", "write", "2000"]
@@ -105,6 +106,7 @@ def test_slack_is_rounded_up_to_whole_steps(storage: str) -> None:
     assert buffer.rows(old).mask.all()
 
 
+@pytest.mark.more
 def test_two_futures_of_one_state_never_read_each_others_rows(storage: str) -> None:
     buffer, root = full(storage, slack=64)
     left, right = root, root
@@ -133,6 +135,7 @@ def test_changed_rows_leave_the_old_state_alone(storage: str) -> None:
 lanes = one_of(3, exhaustive=[None])
 
 
+@pytest.mark.more
 def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = (2**32 - 5) // (lanes or 1)
     monkeypatch.setattr(_host_storage, "Store", partial(Store, first_seq=first))
@@ -163,6 +166,7 @@ def test_every_form_gives_the_batches_of_device(storage: str, calls: str) -> Non
     same(history(make(storage, 7), calls), of_device())
 
 
+@pytest.mark.more
 def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
     buffer, state = full(storage)
     before, index = store_of(state).stats(), buffer.rows(state, last=2).index
@@ -187,6 +191,7 @@ def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
     assert store_of(state).stats() == before
 
 
+@pytest.mark.more
 def test_peek_vmaps_over_keys(storage: str) -> None:
     buffer = make(storage)
     state, keys = filled(buffer), jax.random.split(jax.random.key(0), 5)
@@ -248,6 +253,7 @@ def test_an_exception_in_a_codec_surfaces_and_changes_nothing(monkeypatch: pytes
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(4, 12))
 
 
+@pytest.mark.more
 def test_the_callbacks_for_accelerators_agree(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want = of_device()
     used = use_other_callbacks(monkeypatch)

@@ -70,6 +70,7 @@ def test_a_resumed_state_is_the_state_it_was(way: Any, tmp_path: Path) -> None:
 storage = one_of("memmap", exhaustive=["files"])
 
 
+@pytest.mark.more
 def test_masked_lanes_and_changed_rows_come_back(storage: str, tmp_path: Path) -> None:
     buffer = make(storage, tmp_path, 20, **PLAIN)
     state = buffer.init(EXAMPLE)

@@ -15,6 +15,7 @@ import fbuf
 from fbuf._host.codecs import Zstd
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import Compressed, Device, Host, Memmap, Ragged
+from tests.support.tables import by_tier
 
 
 @pytest.mark.parametrize(("sync", "times"), [(None, 0), (0, 3), (1000.0, 0)])
@@ -65,7 +66,7 @@ def resumed_silently(buffer: fbuf.Buffer, rows: int) -> list[int]:
     return np.asarray(buffer.rows(state).data["t"])[:rows].tolist()
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", by_tier("memmap", more=STORAGES))
 def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Path) -> None:
     buffer = damaged(tmp_path, 60, 50, 2, STORAGES[storage], capacity=100, sampler=fbuf.samplers.Prioritized())
     last = 50 if storage == "memmap" else 48  # between two chunks
@@ -80,6 +81,7 @@ def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Pa
     assert resumed_silently(buffer, last + 30) == list(range(last + 30))
 
 
+@pytest.mark.more
 def test_the_older_rows_go_where_those_after_the_damage_are_more(tmp_path: Path) -> None:
     buffer = damaged(tmp_path, 30, 9, 1, capacity=40, view=fbuf.views.Sequence(3, episode_end=()))
     with pytest.warns(RuntimeWarning, match="10 rows and 0 row updates"):
@@ -107,6 +109,7 @@ def test_most_flushed_rows_stay_where_a_late_one_is_damaged(tmp_path: Path) -> N
     assert np.asarray(held.data["t"])[np.asarray(held.mask)].tolist() == list(range(12))
 
 
+@pytest.mark.more
 def test_lazily_each_row_is_looked_at_when_it_is_read(tmp_path: Path) -> None:
     buffer = damaged(tmp_path, 60, 50, 1, capacity=100)
     state = buffer.resume(EXAMPLE, verify="lazy")

@@ -150,6 +150,7 @@ def test_an_error_that_was_not_raised_is_raised_by_close():
     batches.close()
 
 
+@pytest.mark.more
 def test_another_thread_adds_rows_while_it_draws():
     source = fbuf.Replay(fbuf.Buffer(64, batch_size=8), {"t": np.int32(0), "twice": np.int32(0)})
     rows = np.arange(64, dtype=np.int32)

@@ -105,6 +105,7 @@ def test_a_sample_is_shared_and_a_state_copied_by_default(sampled):
     assert shared((batch, state)) == owners[::-1]
 
 
+@pytest.mark.more
 def test_a_copy_is_complete_on_return():
     # A copy queues behind other work: unless from_torch waits for it, it reads the ones.
     busy = jax.jit(lambda a: jax.lax.fori_loop(0, 40, lambda i, b: jnp.tanh(b @ b * 1e-3), a))

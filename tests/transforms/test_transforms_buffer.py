@@ -154,6 +154,7 @@ def test_without_transforms_nothing_changes():
     assert jax.tree.structure(scaled.init({"x": 0.0})) == jax.tree.structure(state)
 
 
+@pytest.mark.more
 def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatch):
     monkeypatch.setattr(transforms, "BLOCK_BYTES", 4 * 3)  # several blocks
     buffer = fbuf.Buffer(8, on_read=NormalizeReward(), episode_end=("done",))
@@ -257,6 +258,7 @@ def test_invalid_transforms_are_refused():
     refusals.check_all(BUFFERS, globals() | TRANSFORMS)
 
 
+@pytest.mark.more
 def test_top_k_ranks_the_stored_values():
     buffer = fbuf.Buffer(2, writer=fbuf.writers.TopK("score"), on_write=Scale("score", -1.0))
     state = buffer.extend(buffer.init({"score": 0.0}), {"score": jnp.array([3.0, 1.0, 2.0])})

@@ -46,6 +46,7 @@ def saved(tmp_path):
     return tmp_path / "saved", buffer, state
 
 
+@pytest.mark.more
 def test_another_on_read_keeps_the_statistics_of_its_stages(saved):
     path, buffer, _ = saved
     ever, held = 5.5, 7.5

@@ -129,6 +129,7 @@ def learnt_by(view, rows):
     return [found[slot] for slot in sorted(found)]
 
 
+@pytest.mark.more
 def test_the_windows_of_acmes_r2d2_by_hand():
     """Burn-in 40, trace 80, period 40, one bootstrap row; an episode of 130 steps. Padding is masked."""
     view = same_step.Sequence(121, burn_in=40, bootstrap=1, stride=40, boundary="mask")
@@ -141,6 +142,7 @@ def test_the_windows_of_acmes_r2d2_by_hand():
     assert [pair[1] for pair in truncated] == [learnt[0], learnt[1][:-1], learnt[2][:-1]]
 
 
+@pytest.mark.more
 def test_the_windows_of_dreamers_replay_by_hand():
     """Every 64 successive rows of a stream, across the ends of episodes, which `is_first` marks."""
     view = same_step.Sequence(64, boundary="cross")
@@ -153,6 +155,7 @@ def test_the_windows_of_dreamers_replay_by_hand():
     assert np.array_equal(data["is_first"], np.isin(data["number"], (0, 50, 53)))
 
 
+@pytest.mark.more
 def test_the_end_of_an_episode_is_learnt_by_hand():
     rows = rows_of([10])
     assert learnt_by(same_step.Sequence(4, stride=4), rows) == [
@@ -180,6 +183,7 @@ def test_the_end_of_a_short_episode_closes_no_window_of_the_one_before(by_id):
     assert open_slots.tolist() == [0, 1, 2, 4, 5, 6] and state.anchors.count == 6
 
 
+@pytest.mark.more
 def test_short_episodes_are_counted():
     for view, expected in (
         (same_step.Sequence(4, stride=2), 3),

@@ -185,6 +185,7 @@ def test_the_pool_of_frames_holds_every_stack(pad):
         np.testing.assert_array_equal(np.take_along_axis(pool, start[:, None] + np.arange(3), axis=1), slots)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("layout", by_tier("final", more=LAYOUTS))
 def test_leaves_that_are_not_stacked_are_the_newest_of_their_stack(layout):
     episodes = episodes_of(np.random.default_rng(0), 60)

@@ -140,6 +140,7 @@ def test_memory_of_a_row():
     assert spare < 1 + 4 / anchors.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
 
 
+@pytest.mark.more
 @given(st.lists(st.booleans(), min_size=1, max_size=700), st.integers(0, 2**31 - 1))
 def test_the_nth_anchor(is_open, seed):
     rng = np.random.default_rng(seed)

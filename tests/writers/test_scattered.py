@@ -35,6 +35,7 @@ def test_the_largest_stay_and_come_out_in_order(data):
     check_largest("Device", data, lanes=3)
 
 
+@pytest.mark.more
 def test_of_several_rows_for_one_slot_the_last_is_written():
     buffer = make("Device", "Anywhere", capacity=4)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 200))
@@ -64,6 +65,7 @@ def test_an_index_is_stale_once_its_row_is_replaced():
     assert not np.asarray(buffer.get(again, index).mask).any()
 
 
+@pytest.mark.more
 def test_the_order_of_arrival_outlives_2_to_32_rows():
     buffer = make("Device", "Largest", capacity=4)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 2) | {"score": np.float32([1000, 2000])})
@@ -98,6 +100,7 @@ def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted():
     check_refused("Device")
 
 
+@pytest.mark.more
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere the store cannot look at the state's tickets")
 def test_steps_that_are_tried_and_dropped_cost_nothing():
     buffer = make(dataclasses.replace(STORAGES["Host"], slack=8), "Largest")

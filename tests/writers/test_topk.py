@@ -180,6 +180,7 @@ def test_what_sorting_all_rows_would_leave_stays(kind, program):
     check_program(kind, program)
 
 
+@pytest.mark.more
 def test_ranks_of_four_bits():
     buffer, dtype = buffer_of(capacity=3), jnp.dtype("int4")
     state = buffer.init(example_of(dtype))
