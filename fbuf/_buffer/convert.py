@@ -37,8 +37,6 @@ def index_rows(
     if other.dense and not tree_bytes(sampler):
         return state, (None, sampler)
     geometry = other.geometry
-    names = _names(other)
-
     block = min(BLOCK, geometry.capacity)
 
     def arrive(number: jax.Array, carry: Any) -> Any:
@@ -46,9 +44,7 @@ def index_rows(
         start = number.astype(jnp.int32) * jnp.int32(block)
         slot = start + jnp.arange(block, dtype=jnp.int32)[:, None]
         inside = slot < jnp.int32(geometry.capacity)
-        values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
-        leaves = dict(zip(names, values, strict=True))
-        stamp = _state.stamp_of(other, leaves, slot.shape)
+        leaves, stamp = _leaves_of(buffer, state, slot, other)
         if anchors is None:
             change = dense_change(slot, inside, None, stamp)
         else:
@@ -74,10 +70,15 @@ def with_existing_rows(buffer: BufferConfig, call: str, state: BufferState) -> B
     return dataclasses.replace(state, anchors=anchors, sampler=sampler)
 
 
-def _names(other: BufferConfig) -> tuple[str, ...]:
-    """Return the leaves that decide which rows can be drawn."""
-    names = () if other.dense else (*other.ends, other.view.rule.episode)
-    return tuple(name for name in (*names, other.sampler.stamp) if name is not None)
+def _leaves_of(
+    buffer: BufferConfig, state: BufferState, slot: jax.Array, other: BufferConfig
+) -> tuple[dict[str, jax.Array], jax.Array | None]:
+    """Return the leaves that decide which rows in slots int32[A, E] `other` can draw, by name, and their stamps int32[A, E]."""
+    ends = () if other.dense else (*other.ends, other.view.rule.episode)
+    names = [name for name in (*ends, other.sampler.stamp) if name is not None]
+    values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
+    leaves = dict(zip(names, values, strict=True))
+    return leaves, _state.stamp_of(other, leaves, slot.shape)
 
 
 @operation
@@ -95,10 +96,7 @@ def convert(
     keep = age < state.ring.size[None, :]
     slot = jnp.where(keep, _slots.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
     empty = _state.empty_state(other, state.rows)
-    names = _names(other)
-    values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
-    leaves = dict(zip(names, values, strict=True))
-    stamp = _state.stamp_of(other, leaves, keep.shape)
+    leaves, stamp = _leaves_of(buffer, state, slot, other)
     if other.dense:
         anchors, change = None, dense_change(slot, keep, None, stamp)
     else:
