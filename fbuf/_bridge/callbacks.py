@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -55,14 +55,9 @@ _KEPT = {
 _SHARDS: contextvars.ContextVar[int] = contextvars.ContextVar("shards", default=1)
 
 
-@contextlib.contextmanager
-def store_on_each_device(shards: int) -> Iterator[None]:
+def store_on_each_device(shards: int) -> contextlib.AbstractContextManager[None]:
     """Let callbacks that are traced inside run on so many devices, each with a store of its own."""
-    before = _SHARDS.set(shards)
-    try:
-        yield
-    finally:
-        _SHARDS.reset(before)
+    return control_flow.while_tracing(_SHARDS, shards)
 
 
 def _refuse_vmap(operands: Any, dims: Any, *, what: str, shards: int) -> Any:

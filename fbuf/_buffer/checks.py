@@ -509,8 +509,7 @@ def check_eta(call: str, eta: Any) -> None:
 
 def check_rebuilds(call: str, sampler: Sampler) -> None:
     """Raise unless the sampler can apply its current numbers to old rows."""
-    if not sampler.prioritized:
-        raise TypeError(f"{call}: {sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
+    check_prioritized(call, sampler)
     if fix := sampler.rebuilds:
         raise TypeError(f"{call}: {sampler!r} stores powers of priorities, not the priorities themselves. Use {fix}.")
 

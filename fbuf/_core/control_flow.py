@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 C = TypeVar("C")
+T = TypeVar("T")
 _AXES: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("axes", default=frozenset())
 
 _COMPARED = 64
@@ -43,23 +44,23 @@ def axes_of(*trees: Any) -> frozenset[str]:
 
 
 @contextlib.contextmanager
-def varying_as(*trees: Any) -> Iterator[None]:
+def while_tracing(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Give a variable another value for what is traced inside."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
+
+
+def varying_as(*trees: Any) -> contextlib.AbstractContextManager[None]:
     """Cast carries and results of the loops and branches traced inside to the axes of the leaves of `trees`, in `shard_map`."""
-    before = _AXES.set(axes_of(trees))
-    try:
-        yield
-    finally:
-        _AXES.reset(before)
+    return while_tracing(_AXES, axes_of(trees))
 
 
-@contextlib.contextmanager
-def summing_over(axis: str) -> Iterator[None]:
+def summing_over(axis: str) -> contextlib.AbstractContextManager[None]:
     """Let `sum_of_shards` sum over a mesh axis."""
-    before = _SUM.set(axis)
-    try:
-        yield
-    finally:
-        _SUM.reset(before)
+    return while_tracing(_SUM, axis)
 
 
 def sum_of_shards(tree: C) -> C:
@@ -138,9 +139,6 @@ def scan(body: Callable[[C, Any], tuple[C, Any]], start: C, items: Any) -> tuple
 def cond(predicate: jax.Array, if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any) -> Any:
     """`jax.lax.cond`."""
     return lax.cond(predicate, _casting(if_true), _casting(if_false), *operands)
-
-
-T = TypeVar("T")
 
 
 def platform_dependent(
