@@ -71,6 +71,7 @@ def distinct_rows(count):
     return rows(count) | {"obs": obs}
 
 
+@pytest.mark.more
 def test_fixed_sizes_are_exact(tmp_path):
     plan, buffer, state = check_fixed("transition", "uniform", "host")
     fbuf.save(tmp_path, buffer, state, sync=False)

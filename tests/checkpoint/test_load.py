@@ -92,6 +92,7 @@ def test_damage_in_what_a_load_does_not_read_leaves_no_files(tmp_path):
     assert not (tmp_path / "others").exists()
 
 
+@pytest.mark.more
 def test_of_two_loads_into_one_path_one_succeeds(tmp_path, monkeypatch):
     buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     state = numbered(buffer, buffer.init({"t": 0.0}), 0, 15)

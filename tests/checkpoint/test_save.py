@@ -109,6 +109,7 @@ def test_a_state_may_be_donated_during_its_save(tmp_path):
     same(jax.device_get(fbuf.load(tmp_path / "saved")[1]), want)
 
 
+@pytest.mark.more
 def test_a_host_store_goes_on_while_it_is_saved(tmp_path, monkeypatch):
     check_store_in_use(Compressed(keys=("obs",)), tmp_path, monkeypatch)
 

@@ -73,6 +73,7 @@ def test_errors_of_lazy_leaves_are_not_replaced():
     raises(AttributeError, "no such thing", getattr, dataclasses.replace(batch, ragged=Broken()), "lazy")
 
 
+@pytest.mark.more
 def test_fewer_rows_than_a_view_needs():
     row = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
     for view, ahead in (

@@ -196,6 +196,7 @@ def test_a_callback_that_raises_at_any_call(monkeypatch):
     check_raising("try_write", True, monkeypatch)
 
 
+@pytest.mark.more
 def test_each_write_happens_once(monkeypatch):
     buffer = fbuf.Buffer(64, storage=Host())
     calls, real = list[int](), Store.try_write

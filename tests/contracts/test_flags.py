@@ -35,6 +35,7 @@ def test_init_under_x64_keeps_the_dtypes_it_is_given():
         assert wide.rows["x"].dtype == jnp.float64 and wide.rows["n"].dtype == jnp.int64
 
 
+@pytest.mark.more
 def test_an_error_under_the_leak_checker_is_still_ours():
     buffer = BUFFERS["plain"]
     with jax.checking_leaks(), pytest.raises(TypeError, match="leaf 'obs' is float32"):

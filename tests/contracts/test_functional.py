@@ -26,7 +26,7 @@ from tests.support.functional import BATCH, BUFFERS, CAPACITY, EXAMPLE, KEY, RIC
 from tests.support.paths import ROOT
 from tests.support.processes import run_python
 from tests.support.refusals import raises
-from tests.support.tables import checks, one_of
+from tests.support.tables import by_tier, checks, one_of
 from tests.support.trees import changed, close, same
 
 SAVED = [
@@ -66,7 +66,7 @@ def test_laps_wrap():
     support.check_laps(support.RICH)
 
 
-@pytest.mark.parametrize("how", ["static", "argument", "closure"])
+@pytest.mark.parametrize("how", by_tier("static", more=["argument", "closure"]))
 def test_an_equal_buffer_built_again_does_not_trace_again(how):
     chex.clear_trace_counter()
 

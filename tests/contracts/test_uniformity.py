@@ -64,6 +64,7 @@ def test_integers_below_a_bound():
     assert not np.asarray(below(jax.random.key(0), (uniformity.DRAWS,), np.int32(0))).any()
 
 
+@pytest.mark.more
 def test_every_lane_can_be_empty():
     buffer = fbuf.Buffer(18, lanes=3)
     example = jax.tree.map(lambda x: x[0, 0], uniformity.rows(np.random.default_rng(0), (1, 3), 0.0))

@@ -174,6 +174,7 @@ def test_a_download_that_never_begins_leaves_nothing(files, tmp_path, monkeypatc
     assert not (tmp_path / "Pong").exists()
 
 
+@pytest.mark.more
 def test_rows_of_other_files_are_not_mixed_in(server, files, tmp_path):
     get(tmp_path, server.base, dumps=[0])
     other = made.record(made.synthetic(1000, seed=8), 250)

@@ -15,6 +15,7 @@ from fbuf.datasets._preprocess import Program
 from tests.support import datasets_oracle as oracle
 from tests.support.paths import ROOT
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 
 OBS = {"obs/place": ((3,), np.float32), "obs/goal": ((2,), np.float32), "obs/frame": ((20, 20), np.uint8)}
 ACTION = {"action": ((2,), np.float32)}
@@ -45,7 +46,9 @@ def select(row):
     return {"action": row["action"], "obs": {"place": row["obs"]["place"]}}
 
 
-@pytest.mark.parametrize(("workers", "limit", "sizes"), [(0, np.int64(7), [5, 2]), (2, 1000, [5, 5, 5, 4])])
+@pytest.mark.parametrize(
+    ("workers", "limit", "sizes"), by_tier((0, np.int64(7), [5, 2]), more=[(2, 1000, [5, 5, 5, 4])])
+)
 def test_selected_leaves_are_copied(maze, tmp_path, workers, limit, sizes):
     dest, settings = tmp_path / "a", {"segment_rows": 5, "batch_size": 2, "workers": workers, "limit": limit}
     buffer, _ = fbuf.datasets.preprocess(maze, select, dest=dest, **settings)

@@ -119,7 +119,7 @@ class Lasting(Hiccups):
         super().__init__(disk, at, error, 0)
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", by_tier(1, more=[2]))
 def test_a_read_that_fails_is_repeated(times, monkeypatch):
     monkeypatch.setattr(filesystem, "_PAUSES", (0.0, 0.0))
     base = disk_of(1, 2)
@@ -135,7 +135,7 @@ def test_a_read_that_fails_is_repeated(times, monkeypatch):
     assert at > 5
 
 
-@pytest.mark.parametrize("number", by_tier(*NUMBERS[:3], more=NUMBERS))
+@pytest.mark.parametrize("number", by_tier(NUMBERS[0], more=NUMBERS))
 def test_what_the_disk_does_not_read_is_neither_damaged_nor_removed(number, monkeypatch):
     monkeypatch.setattr(filesystem, "_PAUSES", (0.0,))
     base, damaged = disk_of(1, 2), set(directory.DAMAGED_SAVES)

@@ -198,6 +198,7 @@ raise KeyError("an error")
 """
 
 
+@pytest.mark.more
 def test_another_process_hears_of_locks_and_limits_and_its_directory_outlives_forks(tmp_path):
     store, own = make(tmp_path / "used", columns_of(None)), tmp_path / "own"
     own.mkdir()

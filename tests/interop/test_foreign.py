@@ -14,6 +14,7 @@ from tests.support.foreign import FILES, world
 from tests.support.foreign.check import check_draws
 from tests.support.foreign.check import check_rows as check
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 
 TIANSHOU = {
     "part": ([world.steps(25)], True),
@@ -38,7 +39,7 @@ def test_d3rlpy(name, tmp_path):
     check(lambda: interop.from_file(FILES / f"d3rlpy_{name}.h5"), [steps], tmp_path, final=False)
 
 
-@pytest.mark.parametrize("name", ["", "_regular", "_compact"])
+@pytest.mark.parametrize("name", by_tier("", more=["_regular", "_compact"]))
 def test_ogbench(name, tmp_path):
     steps = [step for steps in world.episodes(6) for step in steps]
     late = [dataclasses.replace(s, terminated=False, truncated=s.terminated or s.truncated, reward=1.0) for s in steps]
@@ -56,7 +57,7 @@ def test_ogbench(name, tmp_path):
     assert rows["final_obs"].tolist() == [s.next_obs.tolist() if s.truncated else [0, 0, 0] for s in late]
 
 
-@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("mode", by_tier(0, more=[1, 2]))
 def test_robomimic(mode, tmp_path):
     demos, path = world.episodes(6), FILES / f"robomimic_{mode}.hdf5"
     raises(ValueError, "ends is None, .*whether dones are.*Pass ends='terminated'", interop.from_file, path)

@@ -188,6 +188,7 @@ JSON = st.recursive(PLAIN, lambda x: st.lists(x, max_size=3) | st.dictionaries(s
 FILES = ("storage/meta.json", "storage/storage_metadata.json", "writer/metadata.json", "sampler/sampler_metadata.json")
 
 
+@pytest.mark.more
 @given(value=JSON, file=st.sampled_from(FILES), data=st.data())
 @settings(max_examples=100)
 def test_any_description_is_read_or_refused(value, file, data, tmp_path_factory):

@@ -56,6 +56,7 @@ def test_parts_are_saved_and_loaded(name, tmp_path):
 stored = one_of("storage", exhaustive=["storage with priorities, stacks"])
 
 
+@pytest.mark.more
 def test_a_storage_of_rounded_rows(stored):
     settings = BUFFERS[stored]
     ours, plain = make(settings), make(settings | {"storage": fbuf.storages.Device()})

@@ -75,6 +75,7 @@ def test_episodes_are_in_order_of_their_ends():
     assert "lane 0: 3 rows, return 3.0, terminated" in repr(episodes[1])
 
 
+@pytest.mark.more
 def test_a_first_episode_that_lost_rows_says_so():
     replay = made([3, 4, 2], lanes=1, capacity=8)
     first = fbuf.plot.episode(replay, 0).track
@@ -128,6 +129,7 @@ def test_sources_show_the_same_episode(tmp_path, storage):
     check(fbuf.plot.episode(tmp_path / "rows.npz", 1), 0, [3, 4, 5, 6], "terminated")
 
 
+@pytest.mark.more
 def test_a_checkpoint_with_files_is_left_alone(tmp_path):
     replay = made([3, 4], storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     replay.save(tmp_path / "saved")

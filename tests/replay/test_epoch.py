@@ -89,6 +89,7 @@ def test_windows_that_lost_a_row_are_masked():
     assert not np.asarray(batch.data["obs"])[:5].any()
 
 
+@pytest.mark.more
 def test_leaves_of_64_bits_are_exact():
     replay = fbuf.Replay(fbuf.Buffer(8, storage=fbuf.storages.Host(keys=("id",))), {"id": np.int64(0), "t": 0})
     ids = np.arange(5) + 2**40

@@ -115,7 +115,7 @@ def test_a_checked_step_raises_with_what_it_returned(tmp_path):
     assert held(buffer, step(caught.value.result, plain_rows(20, 5))) == list(range(25))
 
 
-@pytest.mark.parametrize("storage", ["memmap", "files"])
+@pytest.mark.parametrize("storage", by_tier("memmap", more=["files"]))
 def test_rows_whose_sync_failed_are_held(storage, tmp_path, monkeypatch):
     kind = {"memmap": fbuf.storages.Memmap, "files": fbuf.storages.Compressed}[storage]
     replay = fbuf.Replay(fbuf.Buffer(100, storage=kind(path=str(tmp_path / "store"), sync=0)), PLAIN)
@@ -129,6 +129,7 @@ def test_rows_whose_sync_failed_are_held(storage, tmp_path, monkeypatch):
     assert held(replay.buffer, replay.state) == list(range(5))
 
 
+@pytest.mark.more
 def test_statistics_of_transforms_do_not_count_rows_that_were_lost(tmp_path):
     transform = fbuf.transforms.Normalize("x")
     buffer = fbuf.Buffer(40, storage=fbuf.storages.Memmap(str(tmp_path / "store")), on_read=transform)
@@ -443,6 +444,7 @@ def test_a_load_whose_rows_cannot_be_stored_raises(tmp_path):
     assert held(*fbuf.load(str(tmp_path), resize=80)) == list(range(20))
 
 
+@pytest.mark.more
 def test_a_failed_write_of_ragged_rows_in_a_step_changes_nothing(monkeypatch):
     buffer = fbuf.Buffer(100, storage=fbuf.storages.Ragged(maximum={"obs": (64,)}))
     step = jax.jit(buffer.extend, donate_argnums=0)

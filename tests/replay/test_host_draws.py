@@ -210,7 +210,9 @@ class DoubledRow(fbuf.views.Row):
         return super().assemble(spec, structure, [array * 2 for array in arrays], window)
 
 
-@pytest.mark.parametrize("part", [{"storage": DoubledDevice()}, {"storage": DoubledHost()}, {"view": DoubledRow()}])
+@pytest.mark.parametrize(
+    "part", by_tier({"storage": DoubledHost()}, more=[{"storage": DoubledDevice()}, {"view": DoubledRow()}])
+)
 def test_what_derived_parts_read_is_drawn(part):
     pair = [fbuf.Replay(fbuf.Buffer(8, **part), {"t": 0}) for _ in range(2)]
     for replay in pair:

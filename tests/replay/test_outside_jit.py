@@ -9,6 +9,7 @@ import pytest
 
 import fbuf
 from fbuf._replay import outside_jit
+from tests.support.tables import by_tier
 
 ROW = {"t": 0, "x": np.float32(0)}
 
@@ -66,7 +67,7 @@ def test_the_table_has_every_public_method(tmp_path):
     assert public - {"limit", "buffer"} <= calls(replay, index, np.float32(1), tmp_path).keys()
 
 
-@pytest.mark.parametrize("traced", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad of a traced row"])
+@pytest.mark.parametrize("traced", by_tier(jax.jit, more=[jax.vmap, jax.grad]))
 def test_every_method_raises_and_changes_nothing(traced, tmp_path):
     (replay, index), (other, _) = filled(), filled()
     replay.add({"t": 7, "x": np.float32(2)})  # collected, not written
@@ -131,6 +132,7 @@ def test_the_slow_way_to_find_a_trace(monkeypatch):
     assert replay.sample(4).mask.all()
 
 
+@pytest.mark.more
 def test_callbacks_of_a_compiled_function_may_draw():
     replay, _ = filled()
 

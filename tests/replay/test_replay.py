@@ -24,7 +24,7 @@ from tests.support.replay import (
     soak,
     values,
 )
-from tests.support.tables import checks, one_of, pairwise
+from tests.support.tables import by_tier, checks, one_of, pairwise
 from tests.support.threads import Thread
 from tests.support.two_replays import SAMPLERS, STORAGES, VIEWS, compare, make_pair
 
@@ -71,7 +71,7 @@ def test_stores_that_are_loaded_in_turn_keep_to_two_slots_each(tmp_path):
     assert [len(seen) for seen in slots] == [2, 2, 2, 2] and len(set.union(*slots)) == 8
 
 
-@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize("close", by_tier(True, more=[False]))
 def test_a_store_that_is_closed_leaves_its_slot_to_the_next(close):
     buffer = fbuf.Buffer(8, storage=fbuf.storages.Host(keys=("obs",)))
     replay = fbuf.Replay(buffer, FRAME)

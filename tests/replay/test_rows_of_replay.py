@@ -6,6 +6,7 @@ import gc
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fbuf
 from tests.support.refusals import raises
@@ -33,6 +34,7 @@ def test_rows_by_position_and_by_iteration():
     assert [int(row.data["t"]) for row in many] == list(range(300))
 
 
+@pytest.mark.more
 def test_the_index_of_written_rows_survives_later_writes():
     replay = replay_of()
     first = replay.extend(rows_of(0, 1, 2))

@@ -201,7 +201,7 @@ def test_accelerators_write_each_slot_of_a_priority_once(n_step, stack, lanes, m
     assert all(stats[f"refused_{name}"] > 0 for name in ("nonfinite", "out_of_range", "stale", "closed"))
 
 
-@pytest.mark.parametrize("kind", [Prioritized, Ranked])
+@pytest.mark.parametrize("kind", by_tier(Prioritized, more=[Ranked]))
 def test_new_rows_are_drawn_where_every_priority_held_is_zero(kind):
     parts = {"alpha": 1.0} | ({"eps": 0.0} if kind is Prioritized else {})
     buffer = fbuf.Buffer(8, sampler=kind(largest="held", **parts))
@@ -434,7 +434,7 @@ def test_priorities_of_masked_rows_are_neither_refused_nor_kept():
     assert leaves(buffer, state).tolist() == [2, 1, 0, 0]
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0])
+@pytest.mark.parametrize("scale", by_tier(1.0, more=[0.0]))
 def test_gpus_select_what_other_platforms_branch_to(scale, monkeypatch):
     """Every priority is 0, or none is: the host of a GPU waits for a branch, so both sides are computed."""
     sampler = Prioritized(eps=0.0)

@@ -17,6 +17,7 @@ from fbuf._host.io.file import File
 from fbuf._host.memory.file_arena import FileArena
 from fbuf._host.store import row_updates
 from fbuf.storages import Compressed, Memmap
+from tests.support.tables import by_tier
 
 EXAMPLE = {"t": np.int32(0), "obs": np.zeros(700, np.uint8)}
 
@@ -47,7 +48,7 @@ def resumed(tmp_path: Path) -> Iterator[Any]:
         store.close()
 
 
-@pytest.mark.parametrize("kind", ["memmap", "incompressible"])
+@pytest.mark.parametrize("kind", by_tier("memmap", more=["incompressible"]))
 def test_a_file_that_was_cut_short_is_neither_saved_nor_made_whole_by_later_writes(kind, tmp_path):
     path = str(tmp_path / "rows")
     storage = Memmap(path) if kind == "memmap" else Compressed(path=path, keys=("obs", "t"), codec=Zstd(chunk=4))
@@ -67,6 +68,7 @@ def test_a_file_that_was_cut_short_is_neither_saved_nor_made_whole_by_later_writ
     assert len(replay) == 1000
 
 
+@pytest.mark.more
 def test_the_state_of_an_eager_write_to_a_file_that_was_cut_short_is_whole(tmp_path):
     buffer = fbuf.Buffer(100, storage=Memmap(str(tmp_path / "rows")))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 100))

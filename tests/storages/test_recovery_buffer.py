@@ -95,6 +95,7 @@ def test_the_older_rows_go_where_those_after_the_damage_are_more(tmp_path: Path)
         state = buffer.resume(EXAMPLE, verify="lazy")  # which rows are there is known
 
 
+@pytest.mark.more
 def test_most_flushed_rows_stay_where_a_late_one_is_damaged(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(40, storage=Memmap(str(tmp_path)))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 20))

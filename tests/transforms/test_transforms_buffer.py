@@ -134,6 +134,7 @@ def test_statistics_of_rows_that_were_written(masks):
     assert int(buffer.size(state)) == 0 and float(buffer.stats(state)["r_mean"]) == float(stats["r_mean"])
 
 
+@pytest.mark.more
 def test_values_that_are_not_finite_are_counted_and_left_out():
     buffer = fbuf.Buffer(8, on_write={"norm": NormalizeReward()}, on_read={"later": NormalizeReward(clip=5.0)})
     state = buffer.init({"reward": 0.0})
@@ -182,6 +183,7 @@ def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatc
     np.testing.assert_allclose(more.stats(jitted)["own_reward_mean"], held.mean(), rtol=1e-6)
 
 
+@pytest.mark.more
 def test_rows_are_checked_as_they_are_given():
     buffer = make(Device(), VIEWS["Row"])
     state, rows = buffer.init(EXAMPLE), given_rows(np.random.default_rng(0), 3)

@@ -102,7 +102,7 @@ CROSSING = same_step.Sequence(5, burn_in=2, bootstrap=1, stride=2, boundary="cro
 
 
 @pytest.mark.parametrize("view", by_tier(VIEWS[0], more=[MASKED, CROSSING], ids=lambda view: view.boundary))
-@pytest.mark.parametrize("sampler", [Uniform(), BY_PRIORITY], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize("sampler", by_tier(Uniform(), more=[BY_PRIORITY]))
 def test_draws_are_of_the_windows_of_the_oracle(view, sampler):
     check_chances(view, sampler)
 

@@ -138,6 +138,7 @@ def test_ends_whose_reset_rows_are_not_there_yet():
         assert drawn_from(buffer, buffer.cut(state)) == {first} | without
 
 
+@pytest.mark.more
 def test_nested_observations_other_leaves_and_rewards_of_several_integers():
     view = Transition(observation="o", action=None, stack=2, gamma=0.5, n_step=2, autoreset="same_step")
     buffer = fbuf.Buffer(capacity=8, view=view)

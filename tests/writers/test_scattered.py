@@ -47,6 +47,7 @@ def test_of_several_rows_for_one_slot_the_last_is_written():
     assert np.array_equal(got.data["obs"], rows_of(0, 200)["obs"][last])
 
 
+@pytest.mark.more
 def test_an_index_is_stale_once_its_row_is_replaced():
     buffer = make("Device", "Largest", sampler=Prioritized())
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
