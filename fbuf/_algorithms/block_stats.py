@@ -105,19 +105,19 @@ def table_bytes(references: int, places: int, words: int) -> int:
 
 
 def smallest(
-    curves: Sequence[Curve], cuts: Sequence[tuple[int, int]], blocks: Sequence[int], capacity: int, given: int | None
+    curves: Sequence[Curve], cuts: Sequence[tuple[int, int]], blocks: Sequence[int], capacity: int, wanted: int | None
 ) -> int:
     """Return which of `cuts` makes a full buffer smallest.
 
-    `blocks` holds the blocks of a row for each cut. With a `given` number of places, prefer the smallest cut that fits them,
+    `blocks` holds the blocks of a row for each cut. With a `wanted` number of places, prefer the smallest cut that fits them,
     then the cut that exceeds them least.
     """
 
     def cost(i: int) -> tuple[float, float]:
         distinct, references = curves[i].at(capacity), capacity * blocks[i]
         words = cuts[i][0] * cuts[i][1]
-        places = places_for(distinct, references) if given is None else given
-        over = max(distinct / (MOST_LOAD * places), 1.0) if given is not None else 1.0
+        places = places_for(distinct, references) if wanted is None else wanted
+        over = max(distinct / (MOST_LOAD * places), 1.0) if wanted is not None else 1.0
         return over, table_bytes(references, places, words)
 
     return min(range(len(cuts)), key=cost)

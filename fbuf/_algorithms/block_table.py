@@ -153,10 +153,10 @@ def _find_one_by_one(names: Array, words: Array, blocks: Array, matches: Array, 
     def look(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         bits, slot, place = carry
         way = _first_way(bits, bucket)
-        there = names.at[way].get(mode="promise_in_bounds").astype(jnp.int32)
-        same = jnp.all(words.at[there].get(mode="promise_in_bounds") == blocks, axis=1) & (way != jnp.int32(0))
+        candidate = names.at[way].get(mode="promise_in_bounds").astype(jnp.int32)
+        same = jnp.all(words.at[candidate].get(mode="promise_in_bounds") == blocks, axis=1) & (way != jnp.int32(0))
         left = jnp.where(same[:, None], jnp.uint32(0), _drop_first(bits))
-        return left, jnp.where(same, way, slot), jnp.where(same, there, place)
+        return left, jnp.where(same, way, slot), jnp.where(same, candidate, place)
 
     nowhere = jnp.zeros((blocks.shape[0],), jnp.int32)
     start = look((matches, nowhere, nowhere))
@@ -173,8 +173,8 @@ def _find_at_once(names: Array, words: Array, blocks: Array, matches: Array, buc
     place = names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
     same = jnp.all(words.at[place].get(mode="promise_in_bounds") == blocks[:, None], axis=2) & (slot != jnp.int32(0))
     # A block is in the table once.
-    found, there = (jnp.max(jnp.where(same, at, jnp.int32(0)), axis=1) for at in (slot, place))
-    return found, there
+    found, found_place = (jnp.max(jnp.where(same, at, jnp.int32(0)), axis=1) for at in (slot, place))
+    return found, found_place
 
 
 class _Bid(NamedTuple):
@@ -232,9 +232,9 @@ def _compete(
         bids = now.active & (holder == jnp.int32(number))
         map = now.map.at[jnp.where(bids, at, jnp.int32(size))].min(order, mode="drop")
         won = bids & (map.at[at].get(mode="promise_in_bounds") == order)
-        held = now.active & (holder < jnp.int32(number))
+        occupied = now.active & (holder < jnp.int32(number))
         rival = holder % jnp.int32(number)
-        clash = held & (now.way.at[rival].get(mode="promise_in_bounds") == now.way)
+        clash = occupied & (now.way.at[rival].get(mode="promise_in_bounds") == now.way)
         same_hash = clash & (hashes[0].at[rival].get(mode="promise_in_bounds") == hashes[0])
         same_hash = same_hash & (hashes[1].at[rival].get(mode="promise_in_bounds") == hashes[1])
 
@@ -245,7 +245,7 @@ def _compete(
         moves = clash & ~equal
         left = jnp.where(moves[:, None], _drop_first(now.free), now.free)
         way = jnp.where(moves, wanted(left), now.way)
-        probe = jnp.where(moves, jnp.int32(0), now.probe + (held & ~clash).astype(jnp.int32))
+        probe = jnp.where(moves, jnp.int32(0), now.probe + (occupied & ~clash).astype(jnp.int32))
         still = now.active & ~won & ~equal & ~(moves & (way == jnp.int32(0)))
         return _Bid(still, way, left, probe, now.won | won, map)
 
@@ -274,7 +274,7 @@ def _next_free(count: Array, hand: Array, wanted: Array, most: int) -> tuple[Arr
     offset = jnp.arange(window, dtype=jnp.int32)
 
     def look(carry: Any) -> Any:
-        hand, got, seen, given = carry
+        hand, got, seen, chosen = carry
         first = jnp.minimum(hand, jnp.int32(places - window))
         at = first + offset
         # Skip places before the hand, and places that this call has seen.
@@ -285,21 +285,21 @@ def _next_free(count: Array, hand: Array, wanted: Array, most: int) -> tuple[Arr
             rank = got + jnp.cumsum(free, dtype=jnp.int32) - jnp.int32(1)
             taken = free & (rank < wanted)
             last = jnp.max(jnp.where(taken, at, hand))
-            now = given.at[jnp.where(taken, rank, jnp.int32(most))].set(at, mode="drop")
+            now = chosen.at[jnp.where(taken, rank, jnp.int32(most))].set(at, mode="drop")
             total = jnp.minimum(rank[-1] + jnp.int32(1), wanted)
             return now, total, jnp.where(total == wanted, last, first + jnp.int32(window - 1)) + jnp.int32(1)
 
-        now, total, stop = if_any(free, take, (given, got, first + jnp.int32(window)))
+        now, total, stop = if_any(free, take, (chosen, got, first + jnp.int32(window)))
         stop = jnp.where(got < wanted, stop, hand)  # done: another table of the `vmap` is still searching
         seen = seen + stop - hand
         return jnp.where(stop == jnp.int32(places), jnp.int32(0), stop), total, seen, now
 
     none = jnp.zeros((), jnp.int32)
     start = (hand, none, none, jnp.zeros((most,), jnp.int32))
-    hand, _, _, given = control_flow.while_loop(
+    hand, _, _, chosen = control_flow.while_loop(
         lambda carry: any_unbatched((carry[1] < wanted) & (carry[2] < jnp.int32(places))), look, start
     )
-    return given, hand
+    return chosen, hand
 
 
 def _take_places(count: Array, hand: Array, new: Array, live: Array) -> tuple[Array, Array]:
@@ -307,8 +307,8 @@ def _take_places(count: Array, hand: Array, new: Array, live: Array) -> tuple[Ar
     places = jnp.int32(count.shape[0] - 1)
     rank = jnp.cumsum(new, dtype=jnp.int32) - jnp.int32(1)
     wanted = jnp.minimum(rank[-1] + jnp.int32(1), places - live.astype(jnp.int32))
-    given, hand = _next_free(count, hand, wanted, new.shape[0])
-    taken = given.at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
+    chosen, hand = _next_free(count, hand, wanted, new.shape[0])
+    taken = chosen.at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
     return jnp.where(new & (rank < wanted), taken, jnp.int32(0)), hand
 
 
@@ -348,9 +348,9 @@ def insert(
         near = _rows(table.prints, bucket)
         matches = jnp.where(valid[:, None], _bits(near == prints[:, None, None]), jnp.uint32(0))
         found, place = _find(table, blocks, matches, bucket)
-        there = found != jnp.int32(0)
-        revived = there & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
-        missing = valid & ~there
+        is_known = found != jnp.int32(0)
+        revived = is_known & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
+        missing = valid & ~is_known
         free = _free_slots(table, near, bucket, missing)
         token, (found, place, revived, free) = order_after_reads(token, (found, place, revived, free))
         slot, won = _compete(blocks, hashes, found, revived, missing, free, bucket)
@@ -378,7 +378,7 @@ def insert(
             tally=jnp.stack([live + jnp.sum(got, dtype=jnp.uint32), hand.astype(jnp.uint32)]),
         )
         now = table.names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
-        place = jnp.where(there, place, jnp.where(missing, now, jnp.int32(0)))
+        place = jnp.where(is_known, place, jnp.where(missing, now, jnp.int32(0)))
         token, (place,) = order_after_reads(token, (place,))
         found_now = Placed(place, back | got)
         placed = jax.tree.map(lambda all, now: lax.dynamic_update_slice(all, now, (begin,)), placed, found_now)
@@ -478,9 +478,9 @@ def rebuild(table: Table, places: int) -> tuple[Table, Array, Array]:
     live = (table.count != jnp.uint32(0)).at[0].set(False)
     iota = jnp.arange(total, dtype=jnp.int32)
     oldest_first = (iota + table.tally[1].astype(jnp.int32)) % jnp.int32(total)
-    there = live.at[oldest_first].get(mode="promise_in_bounds")
-    rank = jnp.cumsum(there, dtype=jnp.int32) - jnp.int32(1)
-    items = jnp.zeros((total,), jnp.int32).at[jnp.where(there, rank, jnp.int32(total))].set(oldest_first, mode="drop")
+    is_live = live.at[oldest_first].get(mode="promise_in_bounds")
+    rank = jnp.cumsum(is_live, dtype=jnp.int32) - jnp.int32(1)
+    items = jnp.zeros((total,), jnp.int32).at[jnp.where(is_live, rank, jnp.int32(total))].set(oldest_first, mode="drop")
 
     def blocks_of(item: Array) -> Array:
         return table.words.at[item].get(mode="promise_in_bounds")

@@ -571,12 +571,12 @@ def descend_in_turn(
     def level(pairs: Array, step: Array) -> tuple[Array, None]:
         part, at_top = step[3], lax.broadcast(step[4] > 0, (width,))
         top, bottom = uniforms(part)
-        own = lax.dynamic_index_in_dim(pairs, part, keepdims=False)
-        query = lax.select(at_top, _scale(top, total), lax.real(own))
-        node = lax.bitcast_convert_type(lax.imag(own), jnp.int32)
+        pair = lax.dynamic_index_in_dim(pairs, part, keepdims=False)
+        query = lax.select(at_top, _scale(top, total), lax.real(pair))
+        node = lax.bitcast_convert_type(lax.imag(pair), jnp.int32)
         node, query = _down(siblings(tree, node, step[0]), node, query, bottom, step[1] > 0, step[2] > 0)
-        own = lax.complex(query, lax.bitcast_convert_type(_inside(node, capacity), jnp.float32))
-        return lax.dynamic_update_slice(pairs, own[None], (part, jnp.int32(0))), None
+        pair = lax.complex(query, lax.bitcast_convert_type(_inside(node, capacity), jnp.float32))
+        return lax.dynamic_update_slice(pairs, pair[None], (part, jnp.int32(0))), None
 
     steps = [(*step, i, not depth) for depth, step in enumerate(_steps(capacity)) for i in range(number)]
     pairs = jnp.zeros((number, width), jnp.complex64)

@@ -169,7 +169,7 @@ def _send(
     transforms, choice, slot = before, None, None
     if before is not None:
         leaves, transforms = _transforms.write(buffer, before, leaves, mask, shape)
-    given = leaves
+    transformed = leaves
     if state.scatter is not None:
         choice = _scatter.choose(_state.scattering(buffer), geometry, state.scatter, state.ring, leaves, mask)
         slot = choice.slot
@@ -187,7 +187,7 @@ def _send(
         counts["refused_rows"] = jnp.sum(gone, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
         transforms = jax.tree.map(lambda old, new: jnp.where(failed, old, new), before, transforms)
     if transforms is not None:
-        transforms = _transforms.observe(buffer, transforms, given, mask, shape)
+        transforms = _transforms.observe(buffer, transforms, transformed, mask, shape)
     return Sent(rows, leaves, mask, transforms, choice, lost, failed, counts)
 
 

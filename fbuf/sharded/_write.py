@@ -24,14 +24,14 @@ def _of_lanes(sharded: Any, *_: Any) -> PartitionSpec:
 
 @operation(_of_rows, _of_rows, _of_rows)
 def extend(
-    sharded: Any, own: BufferState, leaves: Any, priority: Any, mask: Any, shape: tuple[int, int], axes: int
+    sharded: Any, local: BufferState, leaves: Any, priority: Any, mask: Any, shape: tuple[int, int], axes: int
 ) -> tuple[BufferState, None]:
     """Write rows of `shape` [N, E] of this shard: see `write.extend`."""
-    own = write.extend.core(sharded.shard, own, leaves, priority, mask, shape, axes)[0]
+    local = write.extend.core(sharded.shard, local, leaves, priority, mask, shape, axes)[0]
     sampler = sharded.shard.sampler
     # Without these, the largest priority and the newest version stay equal on all shards.
     may_change = priority is not None or sampler.largest == "held" or sampler.stamp is not None
-    return share_numbers(sharded, own) if may_change else own, None
+    return share_numbers(sharded, local) if may_change else local, None
 
 
 cut = of_each(write.cut, _of_lanes)

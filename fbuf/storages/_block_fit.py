@@ -114,29 +114,29 @@ def choose(
 def _group_leaves(spec: Spec, block: Blocks) -> list[tuple[list[str], BlockSize | None]]:
     """Return groups of leaves that get the same block, and that block if given."""
     frames: dict[Any, dict[BlockSize | None, list[str]]] = {}
-    for name, given in block.items():
+    for name, size in block.items():
         leaf = spec[name]
         kind = (*block_grid.frame_shape(leaf.shape)[1:], block_grid.element_bytes(leaf.dtype))
-        frames.setdefault(kind, {}).setdefault(given, []).append(name)
+        frames.setdefault(kind, {}).setdefault(size, []).append(name)
     groups: list[tuple[list[str], BlockSize | None]] = []
     for by_block in frames.values():
-        known = [given for given in by_block if given is not None]
+        known = [size for size in by_block if size is not None]
         if known and None in by_block:  # leaves without a block get that of the others
             by_block[known[0]] += by_block.pop(None)
-        groups += [(members, given) for given, members in by_block.items()]
+        groups += [(members, size) for size, members in by_block.items()]
     return groups
 
 
 def _split_entries(names: list[str], places: Places, total: int) -> dict[str, int]:
     """Return shares of a table's entries: given ones, and the rest divided among the others."""
-    given = {name: number for name in names if (number := places[name]) is not None}
-    free = [name for name in names if name not in given]
+    fixed = {name: number for name in names if (number := places[name]) is not None}
+    free = [name for name in names if name not in fixed]
     if not free:
-        return given
+        return fixed
     unit, least = block_stats.UNIT, 2 * block_stats.UNIT
-    rest = max(total - sum(given.values()), least * len(free))
+    rest = max(total - sum(fixed.values()), least * len(free))
     share = rest // len(free) // unit * unit
-    return given | dict.fromkeys(free, share) | {free[0]: rest - share * (len(free) - 1)}
+    return fixed | dict.fromkeys(free, share) | {free[0]: rest - share * (len(free) - 1)}
 
 
 def forecast(
@@ -160,13 +160,13 @@ def forecast(
     for grid, table in cuts.values():
         references[table] += geometry.capacity * grid.blocks
     wanted = map(block_stats.places_for, blocks, references)
-    gives_way, held = "", geometry.capacity
+    gives_way, most = "", geometry.capacity
     if max(loads) > full:
         gives_way = "retired" if on_full == "retire" else "refused"
         fits = min(curve.until(full * room) for curve, room in zip(curves, places, strict=True))
-        held = min(held, round(fits))
+        most = min(most, round(fits))
     known = f"sample of {curves[0].rows[-1]} rows"
-    return Forecast(round(sum(blocks)), sum(places), sum(wanted), max(loads), held, gives_way, known)
+    return Forecast(round(sum(blocks)), sum(places), sum(wanted), max(loads), most, gives_way, known)
 
 
 def _table_curves(leaves: Leaves, spec: Spec, cuts: Grids, lanes: int) -> list[Curve]:

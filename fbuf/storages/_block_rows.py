@@ -209,10 +209,10 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[Array], Ar
         if first == number:
             ids[first] = read_rows(arrays[read.name], slot).astype(jnp.int32)
         frames[number] = _BlockRead(first, read, cuts[read.name])
-        there = (ids[first][..., 0] != jnp.int32(0)) | (slot < jnp.int32(0)) | (slot >= slots)
-        there = _window(read, there)
-        there = jnp.all(there, axis=tuple(range(1, there.ndim))) if there.ndim else there
-        ok = there if ok is None else ok & there
+        is_stored = (ids[first][..., 0] != jnp.int32(0)) | (slot < jnp.int32(0)) | (slot >= slots)
+        is_stored = _window(read, is_stored)
+        is_stored = jnp.all(is_stored, axis=tuple(range(1, is_stored.ndim))) if is_stored.ndim else is_stored
+        ok = is_stored if ok is None else ok & is_stored
     if frames:
         # Pinned: XLA would look the ids up again for every word it copies.
         _, ids = order_after_reads(jnp.max(reads[0].slot, initial=0), ids)

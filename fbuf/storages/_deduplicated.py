@@ -135,12 +135,12 @@ class Deduplicated(Storage):
                     f"Deduplicated: {capacity} rows of {references // capacity} blocks are {references} references; "
                     f"expected less than 2^32. Use larger blocks: block=(h, w)."
                 )
-            given = [_of_leaf(self.blocks, cut.name) for cut in members]
+            numbers = [_of_leaf(self.blocks, cut.name) for cut in members]
             if _is_by_leaf(self.blocks):
-                known = [number for number in given if number is not None]
+                known = [number for number in numbers if number is not None]
                 places.append(sum(known) if len(known) == len(members) else default_places(references))
             else:
-                places.append(given[0] or default_places(references))
+                places.append(numbers[0] or default_places(references))
         return places
 
     def fit(self, rows: PyTree, capacity: int, lanes: int | None = None) -> Deduplicated:
@@ -222,17 +222,17 @@ class Deduplicated(Storage):
         arrays, last, tables, sizes = named_leaves(rows.tree), dict(rows.last), [], {}
         for i, table in enumerate(rows.tables):
             places = table.count.shape[0]
-            given = [_of_leaf(asked, cut.name) for cut in members[i]]
+            numbers = [_of_leaf(asked, cut.name) for cut in members[i]]
             if blocks is None:
                 wanted = -(-places * 3 // (2 * UNIT)) * UNIT
                 wanted = max(wanted, 2 * UNIT * len(members[i]))
-            elif None in given:
+            elif None in numbers:
                 raise ValueError(
-                    f"Deduplicated.grow: blocks is {blocks!r}, without '{members[i][given.index(None)].name}'. "
+                    f"Deduplicated.grow: blocks is {blocks!r}, without '{members[i][numbers.index(None)].name}'. "
                     f"Give one number, or one for each of: {', '.join(cut.name for cut in rows.cuts)}."
                 )
             else:
-                wanted = sum(given) if _is_by_leaf(asked) else given[0]
+                wanted = sum(numbers) if _is_by_leaf(asked) else numbers[0]
             if wanted < places:
                 raise ValueError(f"Deduplicated.grow: blocks is {wanted}; expected at least the present {places}.")
             if wanted == places:
@@ -253,7 +253,7 @@ class Deduplicated(Storage):
         grown = dataclasses.replace(_block_rows.with_leaves(rows, arrays), last=last, tables=tuple(tables))
         return storage, grown
 
-    def stats(self, rows: DeduplicatedRows, held: jax.Array) -> dict[str, jax.Array]:
+    def stats(self, rows: DeduplicatedRows, exists: jax.Array) -> dict[str, jax.Array]:
         """Return the distinct blocks of all tables, the load of the fullest, and raw bytes over bytes."""
         places = jnp.asarray([table.count.shape[0] - 1 for table in rows.tables], jnp.float32)
         raw = sum(item_bytes(cut.spec) for cut in rows.cuts)
@@ -262,7 +262,7 @@ class Deduplicated(Storage):
         return {
             "blocks": jnp.sum(rows.live, dtype=jnp.uint32),
             "blocks_load": jnp.max(rows.live.astype(jnp.float32) / places),
-            "blocks_ratio": held.astype(jnp.float32) * jnp.float32(raw / stored),
+            "blocks_ratio": exists.astype(jnp.float32) * jnp.float32(raw / stored),
         }
 
     def nbytes(self, rows: DeduplicatedRows) -> dict[str, int]:

@@ -72,27 +72,32 @@ class Reservoir(Scattering):
     def init(self, geometry: Geometry, spec: Spec) -> ReservoirState:
         return _initial_state(jnp.array([0, self.seed], jnp.uint32))
 
-    def clear(self, own: ReservoirState, geometry: Geometry, spec: Spec) -> ReservoirState:
-        return _initial_state(own.key)
+    def clear(self, state: ReservoirState, geometry: Geometry, spec: Spec) -> ReservoirState:
+        return _initial_state(state.key)
 
     def choose(
-        self, own: ReservoirState, geometry: Geometry, held: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
+        self,
+        state: ReservoirState,
+        geometry: Geometry,
+        count: jax.Array,
+        leaves: Mapping[str, jax.Array],
+        keep: jax.Array,
     ) -> tuple[jax.Array, ReservoirState]:
-        there = keep.reshape(-1)
-        rank = jnp.cumsum(there, dtype=jnp.uint32)
-        seen = Wide(own.seen[0], own.seen[1])
+        kept = keep.reshape(-1)
+        rank = jnp.cumsum(kept, dtype=jnp.uint32)
+        seen = Wide(state.seen[0], state.seen[1])
         number = uint64.add(seen, Wide(jnp.zeros_like(rank), rank))  # of each row, from 1
-        words = Wide(*random.at(own.key, number.high, number.low))
+        words = Wide(*random.at(state.key, number.high, number.low))
         place = uint64.product_high(words, number)
         capacity, early = jnp.uint32(geometry.capacity), number.high == jnp.uint32(0)
         slot = jnp.where((place.high == jnp.uint32(0)) & (place.low < capacity), place.low, capacity)
         slot = jnp.where(early & (number.low <= capacity), number.low - jnp.uint32(1), slot)
-        slot = jnp.where(there, slot, capacity).astype(jnp.int32)
+        slot = jnp.where(kept, slot, capacity).astype(jnp.int32)
         after = jnp.stack([number.high[-1], number.low[-1]])
-        return slot.reshape(keep.shape), ReservoirState(key=own.key, seen=after)
+        return slot.reshape(keep.shape), ReservoirState(key=state.key, seen=after)
 
-    def stats(self, own: ReservoirState) -> dict[str, jax.Array]:
-        return {"seen": own.seen[0].astype(jnp.float32) * jnp.float32(2**32) + own.seen[1].astype(jnp.float32)}
+    def stats(self, state: ReservoirState) -> dict[str, jax.Array]:
+        return {"seen": state.seen[0].astype(jnp.float32) * jnp.float32(2**32) + state.seen[1].astype(jnp.float32)}
 
     def rekeyed(self, state: S, key: jax.Array) -> S:
         """Return the state with another key for later draws; use it for states made under `vmap`.
@@ -110,13 +115,13 @@ class Reservoir(Scattering):
           >>> states = jax.vmap(make)(jax.random.split(jax.random.key(0), 3))
         """
         scatter: Any = getattr(state, "scatter", None)
-        own = getattr(scatter, "own", None)
-        if not isinstance(own, ReservoirState):
+        reservoir = getattr(scatter, "own", None)
+        if not isinstance(reservoir, ReservoirState):
             of = "of a buffer with another writer" if hasattr(state, "scatter") else type(state).__name__
             raise TypeError(f"Reservoir.rekeyed: state is {of}; expected a state of {self!r}.")
         check_key("Reservoir.rekeyed", key, "and for many states vmap it")
-        own = dataclasses.replace(own, key=jax.random.bits(key, (2,), jnp.uint32))
-        return dataclasses.replace(cast(Any, state), scatter=dataclasses.replace(scatter, own=own))
+        reservoir = dataclasses.replace(reservoir, key=jax.random.bits(key, (2,), jnp.uint32))
+        return dataclasses.replace(cast(Any, state), scatter=dataclasses.replace(scatter, own=reservoir))
 
 
 def _initial_state(secret: jax.Array) -> ReservoirState:

@@ -93,22 +93,24 @@ class TopK(Scattering):
         )
 
     def choose(
-        self, own: TopKState, geometry: Geometry, held: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
+        self, state: TopKState, geometry: Geometry, count: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
     ) -> tuple[jax.Array, TopKState]:
         number = keep.size
         flat = {name: leaf.reshape(number, *leaf.shape[2:]) for name, leaf in leaves.items()}
         rank = flat[self.rank] if isinstance(self.rank, str) else jax.vmap(self._of_row)(flat)
-        there = keep.reshape(-1)
-        before = Wide(own.arrived[0], own.arrived[1])
+        kept = keep.reshape(-1)
+        before = Wide(state.arrived[0], state.arrived[1])
         arrival = uint64.add(before, Wide(jnp.zeros((number,), jnp.uint32), jnp.arange(number, dtype=jnp.uint32)))
-        done = top_k_tree.insert(own.tree, geometry.capacity, top_k_tree.encode(rank), arrival, there, held)
+        done = top_k_tree.insert(state.tree, geometry.capacity, top_k_tree.encode(rank), arrival, kept, count)
         nan = jnp.isnan(rank) if jnp.issubdtype(rank.dtype, jnp.floating) else jnp.zeros((number,), bool)
-        full = jnp.sum(done.slot < jnp.int32(geometry.capacity), dtype=jnp.int32) + held >= jnp.int32(geometry.capacity)
+        full = jnp.sum(done.slot < jnp.int32(geometry.capacity), dtype=jnp.int32) + count >= jnp.int32(
+            geometry.capacity
+        )
         return done.slot.reshape(keep.shape), TopKState(
             tree=done.tree,
             arrived=jnp.stack(uint64.add(before, uint64.of(number))),
-            lowest=own.lowest,
-            nan_ranks=own.nan_ranks + jnp.sum(nan & there, dtype=jnp.uint32),
+            lowest=state.lowest,
+            nan_ranks=state.nan_ranks + jnp.sum(nan & kept, dtype=jnp.uint32),
             done=(done, full),
         )
 
@@ -121,8 +123,8 @@ class TopK(Scattering):
         after = TopKState(tree, after.arrived, jnp.where(full, lowest, least), after.nan_ranks)
         return super().settle(geometry, dataclasses.replace(before, tree=tree), after, failed)
 
-    def stats(self, own: TopKState) -> dict[str, jax.Array]:
-        return {"lowest_rank": own.lowest, "nan_ranks": own.nan_ranks}
+    def stats(self, state: TopKState) -> dict[str, jax.Array]:
+        return {"lowest_rank": state.lowest, "nan_ranks": state.nan_ranks}
 
     def _of_row(self, leaves: Mapping[str, jax.Array]) -> jax.Array:
         """Return the rank that the function gives a row."""

@@ -273,7 +273,7 @@ class RawFileFetch:
     at: Array  # int64[M], place of each row
     lane: Array  # int64[M]
     count: Array  # int64[M]
-    there: Array
+    present: Array
     starts: Array
 
     may_be_overwritten = True  # the ring wraps around
@@ -286,12 +286,12 @@ class RawFileFetch:
         """
         row = self.ring.row
         table = self.ring.table.reshape(-1, row)
-        some = np.flatnonzero(self.there)
+        some = np.flatnonzero(self.present)
         if not len(some):
             return None
         check_size(self.ring.mapping, self.ring.file.path)
         # Holes of the file are left alone: a row that is not there is read as one that is.
-        places = self.at if len(some) == len(self.at) else np.where(self.there, self.at, self.at[some[0]])
+        places = self.at if len(some) == len(self.at) else np.where(self.present, self.at, self.at[some[0]])
         first = 0
         wrong = None if self.ring.unchecked is None else np.zeros(len(places), bool)
         for at, out in zip(np.split(places, self.starts[1:]), outs, strict=True):
@@ -299,7 +299,7 @@ class RawFileFetch:
                 filled = np.frombuffer(out, np.uint8).reshape(len(at), -1)
                 np.take(table, at, axis=0, out=filled, mode="clip")
                 if wrong is not None:
-                    mine = first + np.flatnonzero(self.there[first : first + len(at)])
+                    mine = first + np.flatnonzero(self.present[first : first + len(at)])
                     read = filled[mine - first]
                     wrong[mine] = self.ring.check(read, places[mine], self.lane[mine], self.count[mine])
             first += len(at)
