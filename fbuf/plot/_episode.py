@@ -6,21 +6,19 @@ import os
 import zlib
 from base64 import b64decode
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
 from fbuf._core.arguments import is_int
 from fbuf._core.lazy_import import import_extra
 from fbuf._core.text_table import WHOLE
+from fbuf._replay import Replay
 from fbuf.plot._episodes import Episodes
 from fbuf.plot._page import page
 from fbuf.plot._source import opened
-
-if TYPE_CHECKING:
-    from fbuf._buffer.buffer import Buffer
-    from fbuf._buffer.state import BufferState
-    from fbuf._replay import Replay
 
 
 class EpisodePlayer:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
+from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.arguments import check_int
 from fbuf._core.frames import is_frames, to_images
 from fbuf._core.pytree import named_leaves
 from fbuf._core.sample import Sample
+from fbuf._replay import Replay
 from fbuf.plot import _style
 from fbuf.sharded import ShardedState
-
-if TYPE_CHECKING:
-    from fbuf._buffer.buffer import Buffer
-    from fbuf._replay import Replay
 
 WIDTH = 10.0  # inches of a new figure
 LINE = 0.21  # inches of a line of text

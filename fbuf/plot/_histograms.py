@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary import Quantiles, Seen, seen
 from fbuf._buffer.summary.statistics import WIDE, bin_edges
 from fbuf._core.arguments import check_choice, check_int
+from fbuf._replay import Replay
 from fbuf.plot import _style
 from fbuf.sharded import ShardedState
 from fbuf.sharded._inspect import seen as of_shards
-
-if TYPE_CHECKING:
-    from fbuf._buffer.buffer import Buffer
-    from fbuf._replay import Replay
 
 SIZE = (6.0, 3.6)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.frames import is_frames
 from fbuf._core.text_table import human
 from fbuf._interfaces.storage import LeafBytes
+from fbuf._replay import Replay
 from fbuf.plot import _style
 from fbuf.plot._frames import frames
 from fbuf.plot._histograms import SIZE, ages, draw_shares, episode_lengths, found_in, priorities
-
-if TYPE_CHECKING:
-    from fbuf._buffer.buffer import Buffer
-    from fbuf._replay import Replay
 
 
 def overview(buffer: Buffer | Replay, state: BufferState | None = None, key: Any = None, *, figure: Any = None) -> Any:
