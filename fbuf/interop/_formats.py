@@ -270,9 +270,7 @@ def _d3rlpy(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
     if missing := [name for name in ("obs", "action", "reward") if not under(name, found)]:
         raise ValueError(f"{path}: has no '{missing[0]}' of any episode. It is damaged.")
     parts = {name: [columns[name] for columns in episodes.values() if name in columns] for name in found}
-    lengths = _episode_lengths(path, parts, count)
-    last = np.zeros(sum(lengths), bool)
-    last[np.cumsum(lengths) - 1] = True
+    _, last = _episodes(path, parts, count)
     ended = [reader.array(f"terminated_{episode}") for episode in range(count)]
     if any(flag.shape or flag.dtype.kind not in "biu" for flag in ended):
         raise ValueError(f"{path}: a flag terminated_i is not a number; expected True or False. It is damaged.")
@@ -283,8 +281,8 @@ def _d3rlpy(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
     return known_steps(made, "d3rlpy buffer", columns | flags(array_column(done), last, "terminated"), len(last))
 
 
-def _episode_lengths(path: Path, parts: Mapping[str, Sequence[Column]], count: int) -> list[int]:
-    """Return the rows of each episode. Raises ValueError if columns of one differ, or one has none."""
+def _episodes(path: Path, parts: Mapping[str, Sequence[Column]], count: int) -> tuple[list[int], np.ndarray]:
+    """Return the rows of each episode, and which are its last. Raises ValueError if columns of one differ, or one has none."""
     for name, columns in parts.items():
         if len(columns) != count:
             raise ValueError(f"{path}: {len(columns)} of {count} episodes have '{name}'; expected all. It is damaged.")
@@ -296,7 +294,9 @@ def _episode_lengths(path: Path, parts: Mapping[str, Sequence[Column]], count: i
             if column.rows != lengths[number] or not column.rows:
                 rows = lengths[number] or "some"
                 raise ValueError(f"{path}: '{name}' of episode {number} has {column.rows} rows; expected {rows}.")
-    return lengths
+    last = np.zeros(sum(lengths), bool)
+    last[np.cumsum(lengths) - 1] = True
+    return lengths, last
 
 
 def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None, mask: str | None) -> Source:
@@ -322,7 +322,7 @@ def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None,
     if not demos or "action" not in parts:
         where = "data/demo_0" if mask is None else f"those of mask/{mask}"
         raise ValueError(f"{path}: no demonstration with actions; expected some in {where}.")
-    lengths = _episode_lengths(path, parts, len(demos))
+    lengths, last = _episodes(path, parts, len(demos))
     for demo, rows in zip(demos, lengths, strict=True):
         stated = reader.attribute("num_samples", f"data/{demo}")
         if stated is not None and stated != rows:
@@ -330,8 +330,6 @@ def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None,
     total = reader.attribute("total", "data")
     if mask is None and total not in (None, sum(lengths)):
         raise ValueError(f"{path}: demonstrations have {sum(lengths)} rows; expected total, {total}. It is damaged.")
-    last = np.zeros(sum(lengths), bool)
-    last[np.cumsum(lengths) - 1] = True
     columns = {name: concatenate(f"{path}: {name}", columns) for name, columns in parts.items()}
     done = columns.pop("dones", None)
     kind = check_ends(made.call, "dones", ends, done)

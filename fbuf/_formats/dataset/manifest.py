@@ -16,16 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint import manifest as checkpoint_manifest
 from fbuf._formats.checkpoint.data_file import read_plain
 from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, sync_folder, write_partial
-from fbuf._formats.checkpoint.manifest import (
-    INVALID,
-    MAX_BYTES,
-    VersionError,
-    check_save_id,
-    decode_lines,
-    encode_lines,
-)
 from fbuf._formats.checkpoint.write import check_meta
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
@@ -134,7 +127,7 @@ def encode(manifest: Manifest) -> bytes:
         "pieces": manifest.segment_lists(),
         "meta": manifest.meta,
     }
-    return encode_lines("finish", "data set", directory.VERSION, value)
+    return checkpoint_manifest.encode_lines("finish", "data set", directory.VERSION, value)
 
 
 def _publish(base: str, text: bytes, sync: bool, disk: Disk) -> None:
@@ -157,12 +150,12 @@ def load(path: Path, disk: Disk = DISK) -> Manifest:
     where = os.path.join(base, NAME)
     if not exists(where):
         raise FileNotFoundError(errno.ENOENT, missing(base))
-    text = read_plain(disk, where, MAX_BYTES)
+    text = read_plain(disk, where, checkpoint_manifest.MAX_BYTES)
     try:
         return decode(text)
-    except VersionError as error:
-        raise VersionError(f"fbuf.datasets: {where} {error}.") from None
-    except INVALID as error:
+    except checkpoint_manifest.VersionError as error:
+        raise checkpoint_manifest.VersionError(f"fbuf.datasets: {where} {error}.") from None
+    except checkpoint_manifest.INVALID as error:
         raise StoreCorrupted(f"{where} is damaged: {type(error).__name__}: {str(error)[:300]}. Restore it.") from None
 
 
@@ -200,7 +193,7 @@ def missing(base: str) -> str:
 
 def decode(text: bytes) -> Manifest:
     """Parse and check the untrusted text of a manifest. Raises VersionError and INVALID."""
-    value = decode_lines("data set", directory.VERSION, text)
+    value = checkpoint_manifest.decode_lines("data set", directory.VERSION, text)
     if set(value) != {"version", "schema", "pieces", "meta"}:
         raise TypeError("it is not an object of version, schema, pieces and meta")
     if type(value["meta"]) is not dict or type(value["pieces"]) is not list:
@@ -220,4 +213,4 @@ def _entry(entry: Any) -> SegmentEntry:
     number, save, begin, stop, cut = entry
     if not (0 <= number < directory.MAX_SEGMENTS and 0 <= begin < stop < 1 << 40):
         raise ValueError(f"{str(entry)[:80]} in place of a segment")
-    return SegmentEntry(number, check_save_id(save), begin, stop, cut)
+    return SegmentEntry(number, checkpoint_manifest.check_save_id(save), begin, stop, cut)
