@@ -20,9 +20,8 @@ import numpy as np
 from fbuf._algorithms import slot_pool
 from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._buffer import convert
-from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, row_format_of
+from fbuf._buffer.state import BufferState, empty_state, row_format_of
 from fbuf._checkpoint import resize
 from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ring, next_lap
@@ -76,7 +75,7 @@ def reshard(call: str, reader: Buffer, parts: Sequence[BufferState], target: Buf
     moved = SlotJoin(before, after, source, lane, place, ring, moves.begun)
 
     stored = _write(call, reader, target, parts, rows)
-    empty = state_ops.empty_state(target, stored, row_format_of(parts[0])).open()
+    empty = empty_state(target, stored, row_format_of(parts[0])).open()
     mine = [part for i, part in enumerate(parts) if (moves.first + i) * moves.shards // moves.number == moves.at]
     counters = sum((np.asarray(part.counters) for part in mine), np.zeros_like(np.asarray(empty.counters)))
     joined = target.sampler.joined([part.sampler for part in parts], empty.sampler, moved)

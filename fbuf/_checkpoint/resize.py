@@ -18,11 +18,10 @@ import numpy as np
 from fbuf._buffer import convert, write
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core import slots as _slots
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.slot_remap import SlotRemap
-from fbuf._core.slots import Geometry, Ring, next_lap
+from fbuf._core.slots import Geometry, Ring, evict, next_lap
 from fbuf._formats import checkpoint
 from fbuf._host.failed_writes import write_of
 from fbuf._host.ragged.values import MISSING
@@ -141,7 +140,7 @@ def _evict_oldest(buffer: Buffer, most: int, state: BufferState, count: jax.Arra
     """Return anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
     _, _, anchors, change, token = write.evict_oldest(buffer, state, count, most, state.token)
     sampler = buffer.sampler.change(state.sampler, change, buffer.geometry, token)
-    return anchors, sampler, _slots.evict(state.ring, count)
+    return anchors, sampler, evict(state.ring, count)
 
 
 def move_rows(call: str, reader: Buffer, target: Buffer, moves: Sequence[tuple[BufferState, SlotRemap]]) -> Any:

@@ -16,8 +16,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
-from fbuf._core import arguments
-from fbuf._core.arguments import DrawOptions
+from fbuf._core.arguments import DrawOptions, check_int, check_rows
 from fbuf._core.pytree import PyTree, named_leaves, narrow
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
@@ -131,7 +130,7 @@ class Client:
         rows = jax.tree.map(np.asarray, to_rows(rows))
         kind = (jax.tree.structure(rows), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows)))
         if kind not in self._known:
-            check = functools.partial(arguments.check_rows, call, rows, spec, self._structure, leading, axes)
+            check = functools.partial(check_rows, call, rows, spec, self._structure, leading, axes)
             jax.eval_shape(check)  # compiles nothing
             self._known.add(kind)
         named = named_leaves(rows).items()
@@ -329,7 +328,7 @@ class Client:
         refuse_trace("batches", options, owner="Client")
         check_form("Client.batches", to, device)
         if prefetch is not None:
-            arguments.check_int("Client.batches", "prefetch", prefetch)
+            check_int("Client.batches", "prefetch", prefetch)
         return self._batches(batch_size, prefetch, to, device, dict(options))
 
     def _batches(
@@ -354,7 +353,7 @@ class Client:
         """Start drawing `number` batches: of one shard, of several by their masses, or by the plan of a group."""
         size: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
         shards, (rank, ranks) = self._settings.shards, self._settings.group
-        arguments.check_int("Client.sample", "batch_size", size)
+        check_int("Client.sample", "batch_size", size)
         if size % ranks:
             raise ValueError(f"Client.sample: batch_size is {size}; expected a multiple of the {ranks} ranks.")
         if shards > 1 and options.keys() - {"beta"}:

@@ -20,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer import checks
-from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferState, anchor_set
 from fbuf._concurrency.fair_lock import FairLock
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
@@ -66,7 +65,7 @@ class Drawn(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _facts(buffer: Buffer, state: BufferState) -> jax.Array:
-    anchors = state_ops.anchor_set(buffer, state)
+    anchors = anchor_set(buffer, state)
     mass = buffer.sampler.mass(state.sampler, anchors)
     number = sum_of_lanes(anchors.counts)
     beta = getattr(state.sampler, "beta", 0)

@@ -25,8 +25,7 @@ from jax import lax
 
 from fbuf._algorithms import random
 from fbuf._buffer import read
-from fbuf._buffer import state as state_ops
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferState, anchor_set, count_up
 from fbuf._core import control_flow
 from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import expand, sum_of_lanes
@@ -120,7 +119,7 @@ def sample_local(
     if shards == 1:
         local, batch = read.sample.core(buffer, local, key, options, size)
         return local, sharded_batch(sharded, batch)
-    anchors = state_ops.anchor_set(buffer, local)
+    anchors = anchor_set(buffer, local)
     if buffer.sampler.covers:
         sampler, drawn, number = _draw_remaining(sharded, local, key, size, anchors, options)
     else:
@@ -174,7 +173,7 @@ def count_empty(sharded: Any, local: BufferState, number: jax.Array) -> BufferSt
     """Count a draw from an empty buffer, on the first shard."""
     is_first = lax.axis_index(sharded.axis) == jnp.int32(0)
     is_empty = (number <= jnp.float32(0)) & is_first
-    return local.replace(counters=state_ops.count_up(local, empty_samples=is_empty))
+    return local.replace(counters=count_up(local, empty_samples=is_empty))
 
 
 def sharded_batch(sharded: Any, batch: Sample) -> Sample:
@@ -214,7 +213,7 @@ def sample_global(
     me, size = lax.axis_index(axis).astype(jnp.int32), batch_size // shards
     block = min(-(-int(np.ceil(SLACK * size)) // shards), size)  # rows from one shard to one device at once
     most = block * shards
-    anchors = state_ops.anchor_set(buffer, local)
+    anchors = anchor_set(buffer, local)
     every = whole(sharded, local, anchors)
     stratified = buffer.sampler.stratified
     uniform = jax.random.uniform(jax.random.fold_in(key, _COUNTS), () if stratified else (batch_size,), jnp.float32)

@@ -17,8 +17,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._buffer import priorities, read, write
-from fbuf._buffer import state as state_ops
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferState, anchor_count, flat_index
 from fbuf._core import control_flow
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index, Rows
@@ -39,7 +38,7 @@ def update_priority(
         error, is_finite = priorities.window_error(error, mask, eta)
         error = jnp.where(is_finite, error, jnp.float32(jnp.nan))
     else:
-        error, slots = error.reshape(-1), state_ops.flat_index(slots, mask, buffer.capacity)
+        error, slots = error.reshape(-1), flat_index(slots, mask, buffer.capacity)
     shard, slots, is_masked = homes(sharded, index.shard.reshape(-1), slots)
     if shards == 1:
         return priorities.update_priority.core(buffer, local, slots, error, None, None)
@@ -109,7 +108,7 @@ def _largest(sharded: Any, local: BufferState) -> jax.Array:
     """Return the largest priority of this shard; -1 if that of rows held is asked for, and there are none."""
     largest: jax.Array = local.sampler.max_priority
     if sharded.shard.sampler.largest == "held":
-        is_empty = jnp.sum(state_ops.anchor_count(local), dtype=jnp.int32) == jnp.int32(0)
+        is_empty = jnp.sum(anchor_count(local), dtype=jnp.int32) == jnp.int32(0)
         largest = jnp.where(is_empty, jnp.float32(-1), largest)
     return largest
 
