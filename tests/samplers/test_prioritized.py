@@ -59,6 +59,11 @@ def test_a_share_of_the_batch_ignores_priorities(share, least):
     assert float(state.sampler.uniform) == np.float32(0.3)
 
 
+def test_a_batch_has_a_row_of_each_part_of_the_total():
+    buffer, state = filled(Prioritized(1.0, 1.0, 0.0), np.ones(16))
+    assert sorted(buffer.peek(state, KEY, 16).data.tolist()) == list(range(16))
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def shares(number, share):
     starts = jax.vmap(lambda key: uniform_mask(key, share, 3, spread=True))(jax.random.split(KEY, 20_000))
