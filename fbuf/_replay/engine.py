@@ -92,10 +92,14 @@ class Engine:
             self.keep_written()
         self.arrays.release()
         moved = state.header.sharding != self.state.header.sharding
-        self.state, self._sizes = state, None
-        self._sent, self.block_failed = None, False
+        self.state = state
         if moved:
             self._choose_paths()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what waits, and the rows collected, for a state that was replaced."""
+        self._sizes, self._sent, self.block_failed = None, None, False
         if self.block is not None:
             self.block.clear()
         self.deferred.drop()
@@ -158,10 +162,8 @@ class Engine:
         """Call `Buffer.clear`."""
         self.flush()
         self.keep_written()
-        self.state, self._sizes = self.buffer.clear(self.state), None
-        self._sent, self.block_failed = None, False
-        if self.block is not None:
-            self.block.clear()
+        self.state = self.buffer.clear(self.state)
+        self._forget()
 
     def next_key(self) -> jax.Array:
         """Return a key that is used for nothing else."""
