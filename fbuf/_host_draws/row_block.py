@@ -92,8 +92,8 @@ class RowBlock:
             mask = np.asarray(mask)
             if mask.dtype != bool:
                 return False
+            self.masked = True  # before an interrupt leaves the mask for a later row
             self._mask[at] = mask
-            self.masked = True
         else:
             return False
         self.count = at + 1

@@ -83,7 +83,8 @@ def _written(
 
     def item(i: Array) -> tuple[Array, Array, Array]:
         slot = lax.dynamic_index_in_dim(words, at + i, keepdims=False)
-        priority = _floats(words, at + number + i, 1)[0] + jnp.where(i < updated, jnp.float32(0), first)
+        priority = _floats(words, at + number + i, 1)[0]
+        priority = jnp.where(i < updated, priority, priority + first)  # a sum with 0 flushes subnormal numbers
         leaf = leaf_of(sampler, jnp.maximum(priority, jnp.float32(0)))
         return slot, priority, jnp.where(priority >= jnp.float32(0), leaf, jnp.float32(0))
 
