@@ -42,6 +42,7 @@ _SPARE = 1
 _CACHED = 2**18  # leaves of a tree that the cache of a core holds
 _SWEPT = 2**17  # nodes of a level that GPUs recompute whole: one kernel for two levels, instead of two for each
 _COMPARED = 1024  # indices of which accelerators compare each pair, in one kernel
+_FEW = 256  # nodes that are recomputed in a microsecond
 _SCATTERED = 32  # leaves a query from which on neighbouring queries share no cache lines
 
 
@@ -253,7 +254,8 @@ def _write_leaf(tree: Array, index: Array, leaf: Array, capacity: int, reduce: R
     node = lax.select(keep, index, lax.full_like(index, 0)).astype(jnp.uint32)
     for level in range(1, first):
         node = node >> np.uint32(3)
-        tree = _write_parent(tree, node, level, offsets, reduce)
+        children = node * np.uint32(FAN_OUT) + np.uint32(offsets[level - 1])
+        tree = _write_parent(tree, node + np.uint32(offsets[level]), children, reduce)
     return tree
 
 
@@ -262,28 +264,29 @@ def set_in_turn(
 ) -> Array:
     """Write leaves as `set`, by one loop of few operations: `item(i)` returns index and leaf of each, int32[] and float32[]."""
     counts, offsets = layout(capacity)
-    first = _first_dense(capacity, len(which))
+    first = _first_dense(capacity, max(len(which), _FEW))
 
     def write(tree: Array, i: Array) -> tuple[Array, None]:
         index, leaf = item(i)
         return _write_leaf(tree, index, leaf, capacity, reduce, first), None
 
+    def recompute(tree: Array, node: Array) -> tuple[Array, None]:
+        return _write_parent(tree, node[0], node[1], reduce), None
+
     tree = control_flow.scan(write, tree, jnp.arange(which.start, which.stop, dtype=jnp.int32))[0]
-    for level in range(first, len(counts)):
+    upper = [
+        (position, offsets[level - 1] + FAN_OUT * node)
+        for level in range(first, len(counts))
+        for node, position in enumerate(range(offsets[level], offsets[level] + counts[level]))
+    ]
+    return control_flow.scan(recompute, tree, np.array(upper, np.uint32))[0]  # `_sweep` has more operations
 
-        def above(tree: Array, node: Array, level: int = level) -> tuple[Array, None]:
-            return _write_parent(tree, node, level, offsets, reduce), None
 
-        tree = control_flow.scan(above, tree, jnp.arange(counts[level], dtype=jnp.uint32))[0]
-    return tree
-
-
-def _write_parent(tree: Array, node: Array, level: int, offsets: Sequence[int], reduce: Reduce) -> Array:
-    """Recompute a node uint32[] from its children."""
-    start = node * np.uint32(8) + np.uint32(offsets[level - 1])
-    children = lax.dynamic_slice(tree, (start,), (FAN_OUT,))
-    value = _combine([children[k] for k in range(FAN_OUT)], reduce)
-    return lax.dynamic_update_slice(tree, value[None], (node + np.uint32(offsets[level]),))
+def _write_parent(tree: Array, position: Array, children: Array, reduce: Reduce) -> Array:
+    """Recompute a node from its children, which begin at uint32[] `children`."""
+    below = lax.dynamic_slice(tree, (children,), (FAN_OUT,))
+    value = _combine([below[k] for k in range(FAN_OUT)], reduce)
+    return lax.dynamic_update_slice(tree, value[None], (position,))
 
 
 def _set_by_level(
