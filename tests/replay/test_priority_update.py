@@ -15,6 +15,7 @@ import fbuf
 from fbuf._host.store.reads import TicketReads
 from fbuf._host_draws import anchors, draws, prioritized, row_block
 from fbuf._host_draws.priority_update import PriorityUpdate
+from fbuf._host_draws.row_block import RowBlock
 from fbuf._replay import programs
 from fbuf._replay.engine import Engine
 from tests.support.refusals import raises
@@ -55,8 +56,9 @@ def test_a_step_is_one_call(view: str, sampler: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.more
 @pytest.mark.optimized
-def test_xla_runs_a_draw_in_the_calling_thread() -> None:
-    buffer = fbuf.Buffer(100_000, sampler=fbuf.samplers.Prioritized())
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_xla_runs_a_draw_in_the_calling_thread(normalize: Any) -> None:
+    buffer = fbuf.Buffer(1_000_000, sampler=fbuf.samplers.Prioritized(normalize=normalize))
     sampler = buffer.init({"t": 0}).sampler
     for changed, updated in ((0, 0), (16, 0), (16, 256)):
         words = np.zeros(2 + 2 * (256 + changed + updated), np.int32)
@@ -115,6 +117,15 @@ def test_another_state_drops_new_priorities() -> None:
     replay.update_priority(replay.sample(4, to="numpy").index, np.full(4, 7, np.float32))
     replay.state = before
     assert replay.stats()["max_priority"] == 1
+
+
+def test_magnitudes_too_small_for_xla_are_kept() -> None:
+    replay = filled(sampler=fbuf.samplers.Prioritized(largest="held"))
+    index = replay.sample(1, to="numpy").index
+    replay.update_priority(index, np.full(1, 1e-40, np.float32))
+    replay.sample(1, to="numpy")  # sets it
+    top: Any = replay.state.sampler.top
+    assert np.asarray(top)[index.slot] == np.float32(1e-40)
 
 
 def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
@@ -208,6 +219,14 @@ def test_an_interrupt_waits_for_the_end_of_a_draw(method, text: str, storage: st
     for replay in pair:
         replay.add(ROW)
     same(*(leaves_of(replay.state) for replay in pair))
+
+
+@pytest.mark.parametrize("text", ["self.masked = True", "self._mask[at] = mask", "self.count = at + 1"])
+def test_an_interrupted_masked_row_hides_no_later_one(text: str) -> None:
+    replay = fbuf.Replay(fbuf.Buffer(24), {"t": 0})
+    interrupted(lambda: replay.add({"t": 1}, mask=False), RowBlock.append.__code__, text)
+    replay.add({"t": 2})
+    assert replay.rows().data["t"][:1].tolist() == [2]
 
 
 def test_an_interrupted_read_loses_no_priorities() -> None:
