@@ -192,8 +192,8 @@ def _fetch(
     wanted = [_tickets(view(t)) for t in tickets]
     ok = read([(c, t, _typed(store, c, np.asarray(a))) for c, t, a in zip(columns, wanted, arrays, strict=True)])
     start = 0
-    for there, ticket in zip(present, wanted, strict=True):
-        np.asarray(there)[...] = ok[start : start + ticket.size].reshape(ticket.shape)
+    for is_present, ticket in zip(present, wanted, strict=True):
+        np.asarray(is_present)[...] = ok[start : start + ticket.size].reshape(ticket.shape)
         start += ticket.size
     if strict and not ok.all():
         missing = np.concatenate([t.reshape(-1) for t in wanted])[~ok]
@@ -250,8 +250,8 @@ def call(
         made = lax.platform_dependent(
             tuple(operands),
             tuple(elsewhere),
-            cpu=lambda here, _: on_cpu(*here),
-            default=lambda _, there: off_cpu(*there),
+            cpu=lambda arrays, _: on_cpu(*arrays),
+            default=lambda _, others: off_cpu(*others),
         )
     return control_flow.vary_like(made, operands)
 

@@ -71,8 +71,8 @@ def choose(
     before, capacity = size(ring), jnp.int32(geometry.capacity)
     chosen: Any = writer.choose(scatter.own, geometry, before, leaves, keep)
     if not isinstance(chosen, tuple) or len(chosen) != 2:
-        raise TypeError(f"{type(writer).__name__}.choose returned a {type(chosen).__name__}; expected slot, own.")
-    chosen_slot, own = chosen
+        raise TypeError(f"{type(writer).__name__}.choose returned a {type(chosen).__name__}; expected slots and state.")
+    chosen_slot, writer_state = chosen
     _check_choice(writer, chosen_slot, shape)
     inside = keep & (chosen_slot >= jnp.int32(0)) & (chosen_slot < capacity)
     wanted = jnp.where(inside, chosen_slot, capacity).reshape(-1)
@@ -94,7 +94,7 @@ def choose(
     taken = final & (wanted < before + filled)
     nowhere = capacity + order
     slot = jnp.where(taken, wanted, nowhere)
-    return Choice(slot.reshape(shape), filled, own, jnp.sum(final & ~taken, dtype=jnp.uint32))
+    return Choice(slot.reshape(shape), filled, writer_state, jnp.sum(final & ~taken, dtype=jnp.uint32))
 
 
 def place(
@@ -112,14 +112,14 @@ def place(
         nowhere = jnp.int32(geometry.capacity) + jnp.arange(slot.shape[0], dtype=jnp.int32)
         slot, filled = jnp.where(failed, nowhere, slot), jnp.where(failed, jnp.int32(0), filled)
     taken = slot < jnp.int32(geometry.capacity)
-    own = writer.settle(geometry, scatter.own, choice.own, None)
-    _check_state(writer, scatter.own, own)
+    settled = writer.settle(geometry, scatter.own, choice.own, None)
+    _check_state(writer, scatter.own, settled)
     if failed is not None:
-        own = writer.settle(geometry, scatter.own, choice.own, failed)
+        settled = writer.settle(geometry, scatter.own, choice.own, failed)
     low = next_lap(scatter.newest[0], jnp.cumsum(taken, dtype=jnp.uint32))  # never 0
     high = scatter.newest[1] + (low < scatter.newest[0]).astype(jnp.uint32)
     number = scatter.number.at[slot + token].set(jnp.stack([low, high], axis=-1), mode="drop", unique_indices=True)
-    after = Scatter(number, jnp.stack([low[-1], high[-1]]), own)
+    after = Scatter(number, jnp.stack([low[-1], high[-1]]), settled)
     return slot.reshape(choice.slot.shape), _filled_ring(ring, geometry, size(ring) + filled), after
 
 

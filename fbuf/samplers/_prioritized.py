@@ -169,8 +169,8 @@ def seen(sampler: PrioritizedState, largest: Array | None, token: Array) -> Prio
     if sampler.top is None:
         return sampler if largest is None else _base.with_larger(sampler, largest)
     # Ordered, because a later write in the same step would otherwise copy the tree to keep its root.
-    _, held = order_after_reads(token, sum_tree.root(sampler.top))
-    return _base.with_numbers(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
+    _, top = order_after_reads(token, sum_tree.root(sampler.top))
+    return _base.with_numbers(sampler, max_priority=jnp.where(top >= jnp.float32(0), top, jnp.float32(1)))
 
 
 def after(sampler: PrioritizedState, token: Array) -> Array:
@@ -297,8 +297,8 @@ class Prioritized(PrioritySampler):
     ) -> PrioritizedState:
         token = after(sampler, token)
         distinct = _base.without_reopened(change, geometry.capacity) if geometry.streams else None
-        slot, given, largest = _base.written_slots(distinct or change, geometry.capacity)
-        priority = jnp.where(given, change.priority.reshape(-1), self.first_priority(sampler))
+        slot, has_priority, largest = _base.written_slots(distinct or change, geometry.capacity)
+        priority = jnp.where(has_priority, change.priority.reshape(-1), self.first_priority(sampler))
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
         leaf = jnp.concatenate([closed, leaf_of(sampler, priority)])
         stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), priority])
@@ -362,14 +362,14 @@ class Prioritized(PrioritySampler):
 
         It works in place, block by block; `sum_tree.rebuild` would need a second copy of the trees.
         """
-        token, capacity, held = after(sampler, token), geometry.capacity, sampler.top
-        assert held is not None
+        token, capacity, top = after(sampler, token), geometry.capacity, sampler.top
+        assert top is not None
         block = min(BLOCK, capacity)
 
         def again(i: Array, trees: tuple[Array, Array | None]) -> tuple[Array, Array | None]:
             tree, low = trees
             slot = jnp.minimum(i * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32), jnp.int32(capacity))
-            priority = sum_tree.get(held, jnp.minimum(slot, jnp.int32(capacity - 1)))
+            priority = sum_tree.get(top, jnp.minimum(slot, jnp.int32(capacity - 1)))
             some = priority >= jnp.float32(0)
             leaf = jnp.where(some, leaf_of(sampler, jnp.where(some, priority, jnp.float32(0))), jnp.float32(0))
             tree = sum_tree.set(tree, slot + token, leaf, capacity)
@@ -411,10 +411,10 @@ class Prioritized(PrioritySampler):
             tree = _host_priorities.open("fbuf.load", remap.after.capacity, self._least, leaves)
             return dataclasses.replace(sampler, tree=tree, log=log)
 
-        def there(nodes: Array, fill: float) -> Array:
+        def remapped(nodes: Array, fill: float) -> Array:
             return jnp.asarray(remap.by_slot(np.asarray(nodes)[: remap.before.capacity], fill))
 
-        return dataclasses.replace(_with_trees(sampler, there), log=log)
+        return dataclasses.replace(_with_trees(sampler, remapped), log=log)
 
     def joined(self, parts: Sequence[PrioritizedState], fresh: PrioritizedState, join: SlotJoin) -> PrioritizedState:
         made: dict[str, Any] = {}
@@ -550,10 +550,10 @@ def without_replacement(
     own_key = fresh_key(key)  # `vmap` selects between keys
 
     def uniform_draw(slot: Array, mask: Array, chance: Array) -> tuple[Array, Array, Array]:
-        there = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
-        slot = _base.draw_uniform(own_key(), anchors, sampler.log, there & flat, distinct=True)
+        exists = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
+        slot = _base.draw_uniform(own_key(), anchors, sampler.log, exists & flat, distinct=True)
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
-        return slot, there, jnp.broadcast_to(each, chance.shape)
+        return slot, exists, jnp.broadcast_to(each, chance.shape)
 
     values, select = (drawn.slot, drawn.mask, drawn.chance), capacity <= MOST_COUNTED
     slot, mask, chance = control_flow.replaced_if(flat, uniform_draw, *values, select=select)

@@ -131,7 +131,7 @@ def share_numbers(sharded: Any, local: BufferState) -> BufferState:
     return dataclasses.replace(local, sampler=sampler)
 
 
-def _own(sharded: Any, shard: jax.Array, index: Index) -> Index:
+def _of_shard(sharded: Any, shard: jax.Array, index: Index) -> Index:
     """Return the index of this shard's rows among those of all devices, on which the others are masked."""
     words = jnp.stack([shard, index.slot, lax.bitcast_convert_type(index.generation, jnp.int32)], axis=-1)
     words = lax.all_gather(words, sharded.axis, tiled=True)
@@ -152,7 +152,7 @@ def _ask(sharded: Any, index: Index, answer: Callable[[Index], Any]) -> Any:
         return answer(rows)
     owner, number = jnp.minimum(shard, jnp.int32(shards - 1)), lax.iota(np.int32, size)
 
-    answers = answer(_own(sharded, shard, rows))
+    answers = answer(_of_shard(sharded, shard, rows))
     blocks = jax.tree.map(lambda leaf: leaf.reshape(shards, size, *leaf.shape[1:]), answers)
     return jax.tree.map(lambda leaf: leaf[owner, number], _blocks.exchange(blocks, sharded.axis))
 
@@ -225,7 +225,7 @@ def update_rows(
 
     def send(_: Any, local: BufferState, leaves: Any) -> tuple[BufferState, Any]:
         every = lax.all_gather(leaves, sharded.axis, tiled=True)
-        return write.update_rows.core(buffer, local, _own(sharded, shard, rows), every, None)[0], leaves
+        return write.update_rows.core(buffer, local, _of_shard(sharded, shard, rows), every, None)[0], leaves
 
     if sharded.draw == "global":
         return send(None, local, leaves)[0], None

@@ -149,17 +149,17 @@ class HostSequence(HostWindows):
         starts, ends = near[:, self.back :: -1] & START, near[:, self.back :] & self._last != 0
         began = np.where(starts.any(axis=1), -starts.argmax(axis=1), unknown)[:, None]
         ended = np.where(ends.any(axis=1), ends.argmax(axis=1), self.ahead)[:, None]
-        there = (row >= began) & (row <= ended)
-        first = there & (row < began + apart)
-        learn = there
+        inside = (row >= began) & (row <= ended)
+        first = inside & (row < began + apart)
+        learn = inside
         if view.autoreset == "next_step":
             learn = learn & (flags & RESET == 0)
         if view.burn_in:
             learn = learn & ((began > unknown) | (row >= view.burn_in * apart - self.back))
         if view.bootstrap:
-            terminated = ((flags & TERMINATED != 0) & there).any(axis=1, keepdims=True)
+            terminated = ((flags & TERMINATED != 0) & inside).any(axis=1, keepdims=True)
             learn = learn & (terminated | (row <= ended - view.bootstrap * apart))
-        return there, first, learn.copy() if learn is there else learn
+        return inside, first, learn.copy() if learn is inside else learn
 
 
 class HostEpisode(HostWindows):
@@ -184,7 +184,7 @@ class HostEpisode(HostWindows):
         near = rows.flags(at)
         ends = near & self._last != 0
         last = np.where(ends.any(axis=1), ends.argmax(axis=1), self._length)[:, None]
-        there = self._places <= last
-        first = np.zeros(there.shape, bool)
+        inside = self._places <= last
+        first = np.zeros(inside.shape, bool)
         first[:, 0] = True
-        return at, (there, first, there & (near & RESET == 0))
+        return at, (inside, first, inside & (near & RESET == 0))

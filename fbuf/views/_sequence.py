@@ -321,17 +321,17 @@ class Sequence(_WindowView):
         began = jnp.max(began, axis=1, keepdims=True)
         ended = jnp.where(has(near[:, back:], last_bit(self.autoreset)), age[:, back:], jnp.int32(ahead))
         ended = jnp.min(ended, axis=1, keepdims=True)
-        there = (row >= began) & (row <= ended)
-        first = there & (row < began + apart)
-        learn, flags = there, near[:, :: self.dilation]
+        inside = (row >= began) & (row <= ended)
+        first = inside & (row < began + apart)
+        learn, flags = inside, near[:, :: self.dilation]
         if self.autoreset == "next_step":
             learn = learn & ~has(flags, RESET)
         if self.burn_in:
             learn = learn & ((began > unknown) | (row >= jnp.int32(self.burn_in * self.dilation - back)))
         if self.bootstrap:  # rows after a terminated one are reset rows
-            terminated = jnp.any(has(flags, TERMINATED) & there, axis=1, keepdims=True)
+            terminated = jnp.any(has(flags, TERMINATED) & inside, axis=1, keepdims=True)
             learn = learn & (terminated | (row <= ended - jnp.int32(self.bootstrap) * apart))
-        return there, first, learn
+        return inside, first, learn
 
     def window(self, spec: Spec, anchors: AnchorSet, slot: Array, mask: Array, key: Array) -> Window:
         geometry, flags = anchors.geometry, anchors.flags
@@ -342,8 +342,8 @@ class Sequence(_WindowView):
         if self.boundary != "stop":
             every = jnp.arange(-self.back, self.ahead + 1, dtype=jnp.int32)[None, :]
             near = flags.at[shift(geometry, safe[:, None], every)].get(mode="promise_in_bounds")
-            there, first, learn = self._masks(near)
-            return _window(spec, geometry, slots, tuple(part & mask[:, None] for part in (there, first, learn)))
+            inside, first, learn = self._masks(near)
+            return _window(spec, geometry, slots, tuple(part & mask[:, None] for part in (inside, first, learn)))
         # Only the first row can begin an episode, and only the last can be a reset row; then the one before may be terminated.
         ends = (0, -1, -2) if self.bootstrap else (0, -1)
         near = flags.at[slots[:, jnp.array(ends)]].get(mode="promise_in_bounds")
@@ -354,9 +354,9 @@ class Sequence(_WindowView):
         if self.bootstrap:
             terminated = has(near[:, 1:2] | near[:, 2:], TERMINATED)
             learn = learn & ((place < jnp.int32(self.length - self.bootstrap)) | terminated)
-        there = jnp.broadcast_to(mask[:, None], slots.shape)
-        first = there & begins & (place == jnp.int32(0))
-        return _window(spec, geometry, slots, (there, first, there & learn))
+        inside = jnp.broadcast_to(mask[:, None], slots.shape)
+        first = inside & begins & (place == jnp.int32(0))
+        return _window(spec, geometry, slots, (inside, first, inside & learn))
 
 
 @component
@@ -433,9 +433,9 @@ class Episode(_WindowView):
         slots = shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])
         near = flags.at[slots].get(mode="promise_in_bounds")
         ends = lax.associative_scan(jnp.logical_or, has(near, last_bit(self.autoreset)), axis=1)
-        there = jnp.concatenate([jnp.ones((near.shape[0], 1), bool), ~ends[:, :-1]], axis=1) & mask[:, None]
-        first = there & (jnp.arange(self.max_length, dtype=jnp.int32) == jnp.int32(0))[None, :]
-        return _window(spec, geometry, slots, (there, first, there & ~has(near, RESET)))
+        inside = jnp.concatenate([jnp.ones((near.shape[0], 1), bool), ~ends[:, :-1]], axis=1) & mask[:, None]
+        first = inside & (jnp.arange(self.max_length, dtype=jnp.int32) == jnp.int32(0))[None, :]
+        return _window(spec, geometry, slots, (inside, first, inside & ~has(near, RESET)))
 
 
 def _window(spec: Spec, geometry: Geometry, slots: Array, masks: tuple[Array, ...]) -> Window:

@@ -224,7 +224,7 @@ used(view=own(parts.FieldsView, fields=lambda own, spec, anchors, slot: {"x": ("
 used(view=own(parts.FieldsView, fields=lambda own, *given: {"x": ("t", parts.earlier(*given[1:], 1))})) => ValueError
     has no neighbouring rows | Rule("name", back=1)
 used(writer=own(parts.Scattering, init=lambda *_: zeros(()), choose=lambda *given: zeros(given[-1].shape))) => TypeError
-    Own.choose returned a | expected slot, own
+    Own.choose returned a | expected slots and state
 used(storage=own(OWN["Rounded"], take=lambda own, arrays, name, slot, leaf: arrays[name][slot])) => TypeError
     Own.take: leaf 't' is int8[4]; expected float32[4]
 used(storage=own(parts.ArrayStorage)) => NotImplementedError allocate, put and take. Write def allocate(self, capacity, spec)
