@@ -172,13 +172,12 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             floats[last - most : last - most + len(slots)] = [-np.inf if slot < 0 else 0.0 for slot in new]
         words[last:] = bits.reshape(-1)
         # The program may read `words` itself, until its result is read.
-        pairs, weight = (np.asarray(memoryview(x)) for x in self._call(engine, draw, words, numbers))
+        drawn = np.asarray(memoryview(self._call(engine, draw, words, numbers)))
         self._opened.extend(new)
-        drawn = pairs.reshape(-1)[:size]
-        chance, slot = drawn.real.copy(), drawn.imag.view(np.int32).astype(np.int64)
+        chance, slot, weight = drawn.swapaxes(0, 1).reshape(3, -1)[:, :size]  # a copy
         if chance[0] != chance[0]:  # NaN: every leaf is 0
             return None
-        return Drawn(slot, chance, weight.reshape(-1)[:size].copy())
+        return Drawn(slot.view(np.int32).astype(np.int64), chance, weight)
 
     def _words(self, size: int, changed: int, update: np.ndarray[Any, Any] | None) -> tuple[Any, Any, Any]:
         """Return a program and its words, with those of an update, as integers and as floats."""

@@ -109,12 +109,11 @@ def draw(
     number: Array,
     beta: Array,
     normalize: str | None,
-) -> tuple[Array, Array]:
+) -> Array:
     """Draw `size` of `number` float32[] anchors, with replacement, by the `random_numbers` that begin at words[at].
 
     Returns:
-      complex64[N / 8, 8], probabilities and the bits of slots, and weights float32[N / 8, 8]. If every leaf is 0, probabilities
-      are NaN.
+      float32[N / 8, 3, 8], probabilities, the bits of slots, and weights. If every leaf is 0, probabilities are NaN.
     """
     most, mass = chunked(size), sum_tree.root(sampler.tree)
     inverse = jnp.float32(1) / mass
@@ -125,15 +124,19 @@ def draw(
 
     found = sum_tree.descend_in_turn(sampler.tree, uniforms, most // CHUNK, CHUNK, capacity)
 
-    def weigh(largest: Array, leaves: Array) -> tuple[Array, tuple[Array, Array]]:
+    def weigh(largest: Array, leaves: Array) -> tuple[Array, Array]:
         chance = lax.real(leaves) * inverse
         weight = weights.importance(number * chance, beta)
-        return jnp.maximum(largest, jnp.max(weight)), (lax.complex(chance, lax.imag(leaves)), weight)
+        return jnp.maximum(largest, jnp.max(weight)), jnp.stack([chance, lax.imag(leaves), weight])
 
-    largest, (drawn, weight) = control_flow.scan(weigh, jnp.float32(0), found)
+    largest, drawn = control_flow.scan(weigh, jnp.float32(0), found)
     if normalize == "buffer":
         low = jnp.zeros((), jnp.float32) if sampler.low is None else sum_tree.root(sampler.low)
         largest = weights.importance(number * least_chance(lax.real(found[0, 0]), mass, low, False), beta)
-    if normalize is not None:
-        weight = control_flow.scan(lambda none, part: (none, weights.normalized(part, largest)), number, weight)[1]
-    return drawn, weight
+    if normalize is None:
+        return drawn
+
+    def normalized(none: Array, part: Array) -> tuple[Array, Array]:
+        return none, jnp.concatenate([part[:2], weights.normalized(part[2:], largest)])
+
+    return control_flow.scan(normalized, number, drawn)[1]
