@@ -174,7 +174,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         # The program may read `words` itself, until its result is read.
         drawn = np.asarray(memoryview(self._call(engine, draw, words, numbers)))
         self._opened.extend(new)
-        chance, slot, weight = drawn.swapaxes(0, 1).reshape(3, -1)[:, :size]  # a copy
+        chance, slot, weight = drawn.swapaxes(0, 1).copy().reshape(3, -1)[:, :size]
         if chance[0] != chance[0]:  # NaN: every leaf is 0
             return None
         return Drawn(slot.view(np.int32).astype(np.int64), chance, weight)
