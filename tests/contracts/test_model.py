@@ -10,12 +10,13 @@ from tests.support.model_cases import CUTS, EXAMPLES, PROGRAMS, WRITES, cases, l
 from tests.support.model_trial import Trial
 
 CASES = listed("""
-final, stack/uniform/device/3/eager; sequence, stride/episodes/device/3/donated; mask, both/uniform/device/-/donated
+final, stack/uniform/device/3/eager; sequence, stride/episodes/device/3/donated
 """)
 CONVERSIONS = [("row", "uniform", "episode, next step", "uniform", "device", None)]
 MORE_CONVERSIONS = [("row", "uniform", "next step, stack", "batch", "device", 3)]
 MORE = listed("""
 row/batch/device/3/jit; episode, cut/uniform/device/-/donated; sequence/uniform/device/-/donated;
+mask, both/uniform/device/-/donated;
 next step, stack/batch/host/3/donated; stack, steps/buffer, host/compressed/3/donated; other ends/uniform/device/-/donated;
 row/versions/device/3/donated; one step/uniform/device/3/jit; next step/none/device/-/donated
 """)
