@@ -274,12 +274,11 @@ def set_in_turn(
         return _write_parent(tree, node[0], node[1], reduce), None
 
     tree = control_flow.scan(write, tree, jnp.arange(which.start, which.stop, dtype=jnp.int32))[0]
-    upper = [
-        (position, offsets[level - 1] + FAN_OUT * node)
-        for level in range(first, len(counts))
-        for node, position in enumerate(range(offsets[level], offsets[level] + counts[level]))
-    ]
-    return control_flow.scan(recompute, tree, np.array(upper, np.uint32))[0]  # `_sweep` has more operations
+    upper = []  # nodes, and their first children
+    for level in range(first, len(counts)):
+        node = np.arange(counts[level], dtype=np.uint32)
+        upper.append(np.stack([node + offsets[level], node * FAN_OUT + offsets[level - 1]], axis=1))
+    return control_flow.scan(recompute, tree, np.concatenate(upper, dtype=np.uint32))[0]  # `_sweep` has more operations
 
 
 def _write_parent(tree: Array, position: Array, children: Array, reduce: Reduce) -> Array:
