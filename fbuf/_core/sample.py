@@ -59,13 +59,13 @@ class Index:
 
 
 _DEFERRED = frozenset(("index", "probability", "weight", "mask"))
-"""Fields of a `Sample` that may be computed when one of them is first read."""
+"""Fields of a `Sample` that may be computed when they are first read."""
 
 
 class _Ragged:
     """The `lazy` property of `Sample` and `Rows`, and advice for leaves that are asked of the batch itself.
 
-    `_compute_deferred`, where a batch has it, returns the `_DEFERRED` fields by name.
+    `_compute_deferred`, where a batch has it, returns a field of `_DEFERRED` by its name.
     """
 
     data: PyTree
@@ -75,9 +75,7 @@ class _Ragged:
     def __getattr__(self, name: str) -> Any:
         kind, fix = type(self).__name__, ""
         if name in _DEFERRED and (compute := self.__dict__.get("_compute_deferred")) is not None:
-            for field, value in compute().items():
-                self.__dict__.setdefault(field, value)  # another thread may have been first
-            return self.__dict__[name]
+            return self.__dict__.setdefault(name, compute(name))  # another thread may have been first
         if name == "lazy":  # the property raised
             if self.ragged is not None:
                 return self.ragged.open(self.data)  # for the error itself

@@ -31,7 +31,7 @@ class BatchStructure:
         structure: Any = jax.tree.structure(example)
         self._structure, self._keys = structure, flat_keys(structure)
 
-    def batch(self, leaves: list[Any], compute: Callable[[], dict[str, Any]], last: Any) -> Sample:
+    def batch(self, leaves: list[Any], compute: Callable[[str], Any], last: Any) -> Sample:
         """Return a batch, as `unflatten`, which takes longer between calls of torch."""
         data = self._structure.unflatten(leaves) if self._keys is None else dict(zip(self._keys, leaves, strict=True))
         batch = object.__new__(Sample)
@@ -75,9 +75,11 @@ class HostBatch:
         return self._converted(_from_numpy())
 
     def _converted(self, convert: Any) -> Sample:
-        def compute() -> dict[str, Any]:
-            slot, generation, probability, weight, mask = map(convert, self.rest())
-            return {"index": Index(slot, generation), "probability": probability, "weight": weight, "mask": mask}
+        def compute(name: str) -> Any:
+            slot, generation, *others = self.rest()
+            if name == "index":
+                return Index(convert(slot), convert(generation))
+            return convert(others[("probability", "weight", "mask").index(name)])
 
         last = None if self.last is None else convert(self.last)
         return self._structure.batch(list(map(convert, self.leaves)), compute, last)
