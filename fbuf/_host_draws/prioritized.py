@@ -27,6 +27,7 @@ from fbuf._host_draws.row_block import RowBlock, unpack
 from fbuf.samplers import Prioritized
 from fbuf.samplers import _chunked_priorities as chunked_priorities
 from fbuf.samplers._chunked_priorities import chunked
+from fbuf.samplers._prioritized import PrioritizedState
 
 _FIRST = 2  # words before the slots
 _UINT, _FLOAT = map(np.dtype, (np.uint32, np.float32))
@@ -54,24 +55,30 @@ def sequential_options() -> dict[str, str] | None:
     return options
 
 
+def arrays_of(sampler: PrioritizedState) -> dict[str, Any]:
+    """Return the arrays that a draw reads, and may change, by the names of their fields."""
+    return {"tree": sampler.tree, "low": sampler.low, "top": sampler.top, "numbers": sampler.numbers}
+
+
 @functools.lru_cache(maxsize=256)
 def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
-    """Return the jitted draw of `size` rows, or of none, from a sampler's state, words and options.
+    """Return the jitted draw of `size` rows, or of none, from `arrays_of` a sampler's state, words and options.
 
     Words int32[...] are the bits of the number of anchors, then as for `chunked_priorities.write` and `draw`. It returns the
-    state, donated if something is `changed` or `updated`, and what `draw` returns.
+    arrays, donated if something is `changed` or `updated`, and what `draw` returns. JAX takes a dict apart faster than a state.
     """
     config: Any = buffer.sampler
     numbers = _FIRST + 2 * (updated + changed)
 
-    def draw(sampler: Any, words: jax.Array, options: dict[str, jax.Array]) -> tuple[Any, Any]:
+    def draw(arrays: dict[str, Any], words: jax.Array, options: dict[str, jax.Array]) -> tuple[Any, Any]:
+        sampler = PrioritizedState(log=None, **arrays)
         if changed or updated:
             sampler = chunked_priorities.write(config, sampler, words, _FIRST, updated, changed, buffer.geometry)
         if not size:
-            return sampler, None
+            return arrays_of(sampler), None
         number, beta = lax.bitcast_convert_type(words[0], jnp.float32), options.get("beta", sampler.beta)
         drawn = chunked_priorities.draw(sampler, words, numbers, size, buffer.capacity, number, beta, config.normalize)
-        return (sampler if changed or updated else None), drawn
+        return (arrays_of(sampler) if changed or updated else None), drawn
 
     return jax.jit(draw, donate_argnums=0 if changed or updated else (), compiler_options=sequential_options())
 
@@ -168,7 +175,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         end = (_FIRST + last) // 2  # of the slots, where priorities begin
         if most:
             slots = [~slot if slot < 0 else slot for slot in new]
-            words[end - most : end] = slots + [self._geometry.capacity] * (most - len(slots))
+            words[end - most : end - most + len(slots)] = slots
+            words[end - most + len(slots) : end] = self._geometry.capacity
             floats[last - most : last - most + len(slots)] = [-np.inf if slot < 0 else 0.0 for slot in new]
         words[last:] = bits.reshape(-1)
         # The program may read `words` itself, until its result is read.
@@ -199,9 +207,10 @@ class PriorityDraws(HostDraws, PriorityUpdate):
 
     def _call(self, engine: Any, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
         """Call a program on the sampler's state, which it may donate; return what it drew."""
-        sampler, drawn = draw(engine.state.sampler, words, numbers)
-        if sampler is not None:
-            engine.state = with_fields(engine.state, {"sampler": sampler})
+        state = engine.state
+        arrays, drawn = draw(arrays_of(state.sampler), words, numbers)
+        if arrays is not None:
+            engine.state = with_fields(state, {"sampler": with_fields(state.sampler, arrays)})
             self.update = None
         return drawn
 
@@ -212,6 +221,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             self._anchors.follow(engine.state, engine.arrays, self._rings.read(header), block)
             return self._anchors.changes[known:]
         (lanes, length, _), rings = self._geometry, self._rings.read(header)
+        if known == block.count * lanes:
+            return ()
         if rings.next_slot is not None:
             slots = range(rings.next_slot + known, rings.next_slot + block.count * lanes)
             return [slot % (lanes * length) for slot in slots]
@@ -253,7 +264,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         return [
             functools.partial(
                 program(self._buffer, *kind).lower,
-                state.sampler,
+                arrays_of(state.sampler),
                 jax.ShapeDtypeStruct((_length(*kind),), np.int32),
                 numbers if kind[0] else {},
             )

@@ -20,12 +20,13 @@ _INT, _UINT, _FLOAT, _DOUBLE = map(np.dtype, (np.int32, np.uint32, np.float32, n
 
 def packed_update(index: Index, error: Any, mask: Any) -> np.ndarray[Any, Any] | None:
     """Return int32[3, B], slots and the bits of |errors| and generations; None unless they are finite NumPy arrays [B]."""
-    arrays: tuple[Any, ...] = index.slot, index.generation, error
-    if mask is not None or not all(type(x) is np.ndarray and x.ndim == 1 and x.size for x in arrays):
+    slot: Any = index.slot
+    generation: Any = index.generation
+    if mask is not None or not (type(slot) is type(generation) is type(error) is np.ndarray):
         return None
-    slot, generation, error = arrays
-    known = slot.dtype == _INT and generation.dtype == _UINT and error.dtype in (_FLOAT, _DOUBLE)
-    if not known or not slot.size == generation.size == error.size:
+    if slot.ndim != 1 or not slot.size or not slot.shape == generation.shape == error.shape:
+        return None
+    if slot.dtype != _INT or generation.dtype != _UINT or error.dtype not in (_FLOAT, _DOUBLE):
         return None
     if error.dtype == _DOUBLE:
         with np.errstate(over="ignore"):

@@ -24,7 +24,7 @@ from fbuf.limits import Limit
 Init = TypeVar("Init", bound=Callable[..., None])
 Form = Literal["jax", "numpy", "torch"]
 FORMS: tuple[Form, ...] = get_args(Form)
-_SHARED = {"bool", "uint8", "int8", "int16", "uint32", "int32", "float32"}
+_SHARED = frozenset(map(np.dtype, ("bool", "uint8", "int8", "int16", "uint32", "int32", "float32")))
 
 
 _ELSEWHERE = {
@@ -106,18 +106,17 @@ def _is_torch(value: Any) -> bool:
     return _of_torch(kind)
 
 
-@functools.cache
-def _is_shared(dtype: Any) -> bool:
-    return str(dtype)[6:] in _SHARED
-
-
 def to_array(value: Any, name: str) -> Any:
     """Return an array-like as JAX accepts it. An error names it `name`."""
     if value is None or type(value) is np.ndarray:
         return value
     if _is_torch(value):
-        if value.is_cpu and not value.requires_grad and _is_shared(value.dtype):
-            return value.numpy()
+        try:
+            array = value.numpy()
+        except (TypeError, RuntimeError):  # on a GPU, of bfloat16, or it requires grad
+            array = None
+        if array is not None and array.dtype in _SHARED:
+            return array
         from fbuf.torch import from_torch
 
         return from_torch({name: value})[name]

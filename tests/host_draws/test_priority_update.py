@@ -59,10 +59,10 @@ def test_a_step_is_one_call(view: str, sampler: Any, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
 def test_xla_runs_a_draw_in_the_calling_thread(normalize: Any) -> None:
     buffer = fbuf.Buffer(1_000_000, sampler=fbuf.samplers.Prioritized(normalize=normalize))
-    sampler = buffer.init({"t": 0}).sampler
+    arrays: Any = prioritized.arrays_of(buffer.init({"t": 0}).sampler)
     for changed, updated in ((0, 0), (16, 0), (16, 256)):
         words = np.zeros(2 + 2 * (256 + changed + updated), np.int32)
-        lowered = prioritized.program(buffer, 256, changed, updated).lower(sampler, words, {})
+        lowered = prioritized.program(buffer, 256, changed, updated).lower(arrays, words, {})
         assert lowered.compile().cost_analysis()["flops"] < 1000  # as XLA's client decides
 
 
