@@ -22,7 +22,7 @@ import fbuf
 from fbuf._bridge import callbacks
 
 _ROOT = str(Path(fbuf.__file__).parent)
-_OF_JAX = ("_register_state", "_flatten", "_flatten_with_keys", "_unflatten", "_parts", "_cached_hash")
+_OF_JAX = ("_register_state", "_flatten", "_flatten_with_keys", "_unflatten", "_parts", "_cached_hash", "_equal")
 
 
 class Hops(NamedTuple):
