@@ -88,7 +88,7 @@ class _Client:
 
 
 def _compile_or_load(client: Any, *args: Any, given: Callable[..., Any] = compiler.compile_or_get_cached) -> Any:
-    kept = bool(args[3]) and isinstance(client, xla_client.Client)
+    kept = bool(args[3]) and type(client) is xla_client.Client  # no client that only compiles
     return given(_Client(client, args[3]) if kept else client, *args)
 
 
