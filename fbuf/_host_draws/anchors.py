@@ -64,7 +64,8 @@ class HostAnchors:
         self._left = self._before.copy()
         queue = queue_of(state.sampler)
         self._head = [0] * self._lanes if queue is None else _read(queue.head).tolist()
-        self.changes = list[int]()  # slots that opened, and -1 less those that closed, in this order
+        # Slots, row by row. Two lists, as the order of opens and closes would depend on how many rows are added at once.
+        self.opened, self.closed = list[int](), list[int]()
         self._rings, self._cursor = rings, rings.cursor.tolist()
         self._newest: list[int] = tail[-1].tolist()
         undecided, step = (
@@ -73,7 +74,9 @@ class HostAnchors:
         self._memory: list[Any] = [
             self._view.memory(tail[:, lane].tolist(), undecided[lane], step[lane]) for lane in lanes
         ]
-        self._opened = np.zeros(((most + len(tail)) * self._lanes), np.int64)  # slots, one of each lane after another
+        self._opened_by_lane = np.zeros(
+            ((most + len(tail)) * self._lanes), np.int64
+        )  # slots, one of each lane after another
         self._more = [0] * self._lanes  # how many
         self.flags = np.zeros(most if self._plain else (most, self._lanes), np.uint8)  # of the rows of the block
         self._by_step = self.flags.reshape(-1, self._lanes)
@@ -130,9 +133,9 @@ class HostAnchors:
         if backs:
             first = (self._cursor[0] + step - backs[0]) * lanes
             slots = [slot % (self._length * lanes) for slot in range(first, first + number * lanes)]
-            self._opened[more * lanes : (more + opens) * lanes] = slots
+            self._opened_by_lane[more * lanes : (more + opens) * lanes] = slots
             self._more = [more + opens] * lanes
-            self.changes += slots
+            self.opened += slots
         if closes is None:
             self._bounds = None
         elif self._bounds is not None:
@@ -154,16 +157,16 @@ class HostAnchors:
             for back in backs:
                 if not self._view.checks or self._learns(lane, step, back, stored):
                     slot = (self._cursor[lane] + step - back) % self._length * lanes + lane
-                    self._opened[self._more[lane] * lanes + lane] = slot
+                    self._opened_by_lane[self._more[lane] * lanes + lane] = slot
                     self._more[lane] += 1
-                    self.changes.append(slot)
+                    self.opened.append(slot)
         return 1
 
     def _close(self, step: int, number: int) -> int | None:
         """Close the anchors that rows close. Return how many in each lane; None if that differs."""
         (slots, bounds), lanes = self._closes, self._lanes
         slots = slots[bounds[step] : bounds[step + number]]
-        self.changes += [-1 - slot for slot in slots]
+        self.closed += slots
         closed = [0] * lanes
         for slot in slots:
             closed[slot % lanes] += 1
@@ -226,7 +229,7 @@ class HostAnchors:
             slot = queue.take(rank + head, mode="wrap").astype(np.int64)
             (new,) = (rank >= left).nonzero()
             if new.size:
-                slot[new] = self._opened.take(rank.take(new) - self._left[0])
+                slot[new] = self._opened_by_lane.take(rank.take(new) - self._left[0])
             return slot, new
         if self._bounds is None:
             # Of each lane what the state has, then what opened since.
@@ -240,7 +243,9 @@ class HostAnchors:
         slot = queue.take(rank * self._lanes + shifts, mode="wrap").astype(np.int64)
         (new,) = (part & 1).nonzero()
         if new.size:
-            slot[new] = self._opened.take((rank.take(new) + shifts.take(new)) * self._lanes + (part.take(new) >> 1))
+            slot[new] = self._opened_by_lane.take(
+                (rank.take(new) + shifts.take(new)) * self._lanes + (part.take(new) >> 1)
+            )
         return slot, new
 
 

@@ -25,10 +25,16 @@ from tests.support.two_replays import leaves_of, make_pair
 
 
 @pytest.mark.parametrize(
-    ("storage", "view", "lanes"), by_tier(("host", "stack, n, final", 2), more=[("compressed", "mask", None)])
+    ("storage", "view", "lanes", "sampler", "seed"),
+    by_tier(
+        # A priority is set while collected rows are in the tree: the next draw reads their anchors again.
+        ("host", "n, final", None, SAMPLERS["seen"], 3),
+        more=[("host", "stack, n, final", 2, UNIFORM, 0), ("compressed", "mask", None, UNIFORM, 0)],
+    ),
+    ids=str,
 )
-def test_batches_are_those_of_the_program(storage, view, lanes):
-    assert compare(VIEWS[view], lanes, storage=STORAGES[storage], steps=35) == 1
+def test_batches_are_those_of_the_program(storage, view, lanes, sampler, seed):
+    assert compare(VIEWS[view], lanes, storage=STORAGES[storage], steps=35, seed=seed, sampler=sampler) == 1
 
 
 @pytest.mark.more
