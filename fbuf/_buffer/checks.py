@@ -206,7 +206,8 @@ def refuse_donated(call: str, state: BufferState) -> None:
 
 
 def check_made_by(buffer: BufferConfig, state: BufferState, call: str = "Buffer") -> None:
-    """Raise ValueError if another buffer made the state."""
+    """Raise if another buffer made the state (ValueError), or if its leaves need x64, which is off now."""
+    check_64_bits(call, buffer, buffer.storage.spec(state.rows)[0])  # before `fits`, whose cache ignores x64
     if not fits(buffer, state):
         refuse_stacked(call, type(buffer), state)
         raise ValueError(

@@ -95,3 +95,22 @@ def test_rows_of_ragged_storage_are_checked_too():
         row = {"n": 1, "x": 1.0, "obs": np.zeros(2, np.int64)} | {name: wrong}
         for write in (lambda row=row: buffer.add(state, row), lambda row=row: buffer.extend(state, [row])):
             raises(ValueError, rf"leaf '{name}'.* is .*, which (int|float)32 cannot hold", write)
+
+
+def test_states_of_64_bits_are_refused_where_x64_is_off():
+    example = {"id": 0, "x": 0.0}
+    with jax.enable_x64(True):
+        state = BUFFER.init(example)
+        BUFFER.sample(state, jax.random.key(0), 2)  # what this traces and checks is not taken for a state without x64
+        made = fbuf.Replay(BUFFER, example)
+        made.add(example)
+    said = "leaf 'id' is int64, which jit cannot hold while jax_enable_x64 is off, .* or enable x64"
+    draw = lambda state: BUFFER.sample(state, jax.random.key(0), 2)  # noqa: E731
+    for call in (draw, jax.jit(draw), BUFFER.rows, lambda state: BUFFER.add(state, example)):
+        raises(TypeError, said, call, state)
+    raises(TypeError, said, made.sample, 2)
+    host = fbuf.Buffer(16, storage=fbuf.storages.Host(keys=("id", "x")))
+    with jax.enable_x64(True):
+        state = host.add(host.init(example), {"id": 2**40, "x": 1e300})
+    row = jax.tree.leaves(host.rows(state, last=1).data)
+    assert [leaf.item() for leaf in row] == [2**40, 1e300]
