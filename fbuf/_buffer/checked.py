@@ -54,7 +54,7 @@ def checked(step: F) -> F:
     Returns:
       The step, which now waits for each call, and cannot be called inside jit.
     Raises:
-      TypeError: the step is not callable.
+      TypeError: the step is not callable; (what is returned) it is called inside jit.
       ValueError: (what is returned) something was refused; the step has run nevertheless. `error.result` is what it returned.
       OSError: (what is returned) a storage could not write rows; the state in `error.result` keeps those it had.
     Cost: nine counters of each state are fetched before and after a call.
@@ -75,7 +75,10 @@ def checked(step: F) -> F:
 
     @functools.wraps(step)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        before = [np.array(state.counters) for state in _states((args, kwargs))]
+        states = _states((args, kwargs))
+        if any(isinstance(state.header, jax.core.Tracer) for state in states):
+            raise TypeError("checked: called inside jit, where no value is known. Write fbuf.checked(jax.jit(step)).")
+        before = [np.array(state.counters) for state in states]
         result = step(*args, **kwargs)
         try:
             for old, new in zip(before, _states(result), strict=False):

@@ -223,6 +223,9 @@ def test_a_step_keeps_its_name_and_what_is_no_step_is_refused():
     assert fbuf.checked(updated).__name__ == "updated"
     raises(TypeError, r"checked: step is int; expected a function .* fbuf.checked\(buffer.sample\)", fbuf.checked, 3)
     raises(TypeError, "checked: step is Buffer; expected a function of states", fbuf.checked, fbuf.Buffer(8))
+    buffer = buffer_of()
+    said = r"called inside jit, .* Write fbuf.checked\(jax.jit\(step\)\)"
+    raises(TypeError, said, jax.jit(fbuf.checked(buffer.clear)), buffer.init(EXAMPLE))
 
 
 OTHERS = [(n, s) for n, case in CASES.items() for s in case.storages if (n, s) not in FIRST]
