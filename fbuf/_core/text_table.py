@@ -142,30 +142,37 @@ WHOLE = "(row)"
 """Name shown for the leaf of rows that are bare arrays."""
 
 
-def outline(state: Any, name: str = "BufferState") -> tuple[str, list[Section]]:
-    """Return title and tables of a state, of shapes only: it must not fail or compute, also for tracers and donated arrays."""
-    capacity, leaves = _leaves(state.rows)
-    title = f"{name}({_rows_text(state, capacity)})"
+def outline(state: Any, joined: str = "") -> tuple[str, list[Section]]:
+    """Return title and tables of a state, of shapes only: it must not compute, also for tracers and donated arrays.
+
+    `joined` names the state whose shards it joins; others may be stacked.
+    """
+    rows, leading = state.rows, () if joined else state.leading
+    if leading:
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[len(leading) :], x.dtype), rows)
+    capacity, leaves = _leaves(rows)
+    room = "" if capacity is None else f" of {''.join(f'{n:,} x ' for n in leading)}{capacity:,}"
+    title = f"{joined or 'BufferState'}({_rows_text(state, room)})"
     beside = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state) if f.name != "rows"]
     parts = [(name, _kind(value), human(size)) for name, value in beside if (size := _size(value))]
     sections = [Section("rows", ("one row", "place"), tuple(leaves), left=3)] if leaves else []
     return title, [*sections, Section("beside", ("kept as", "bytes"), tuple(parts), left=2)]
 
 
-def as_text(state: Any, name: str = "BufferState") -> str:
-    """Return aligned text, or `name`, that of the class, if that fails."""
+def as_text(state: Any, joined: str = "") -> str:
+    """Return aligned text, or the name of the class if that fails."""
     try:
-        return text(*outline(state, name))
+        return text(*outline(state, joined))
     except Exception:  # jax.tree.map may make any leaves
-        return f"{name}(...)"
+        return f"{joined or 'BufferState'}(...)"
 
 
-def as_html(state: Any, name: str = "BufferState") -> str:
+def as_html(state: Any, joined: str = "") -> str:
     """Return HTML for notebooks."""
     try:
-        return html(*outline(state, name))
+        return html(*outline(state, joined))
     except Exception:
-        return f"<code>{name}(...)</code>"
+        return f"<code>{joined or 'BufferState'}(...)</code>"
 
 
 def _leaves(rows: Any) -> tuple[int | None, list[tuple[str, str, str]]]:
@@ -184,8 +191,7 @@ def spec_text(shape: Any, dtype: Any) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
-def _rows_text(state: Any, capacity: int | None) -> str:
-    room = "" if capacity is None else f" of {capacity:,}"
+def _rows_text(state: Any, room: str) -> str:
     if isinstance(state.header, jax.core.Tracer):
         return f"traced,{room} rows"
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):

@@ -213,6 +213,11 @@ def test_traced_donated_and_abstract_states_print():
     assert repr(state).startswith("BufferState(donated, of 16 rows)")
     state = jax.eval_shape(fbuf.prioritized(16).init, EXAMPLE)
     assert repr(state).startswith("BufferState(? of 16 rows)") and "obs          uint8[8, 8]" in repr(state)
+    for name in ("Device", "Deduplicated"):
+        buffer = fbuf.Buffer(16, storage=STORAGES[name][0])
+        init = jax.vmap(lambda _, buffer=buffer: buffer.add(buffer.init(EXAMPLE), EXAMPLE))
+        state = jax.vmap(init)(np.zeros((2, 3)))
+        assert "(6 of 2 x 3 x 16 rows)" in repr(state) and "obs          uint8[8, 8]" in repr(state)
 
 
 def test_histograms_count_every_value():
