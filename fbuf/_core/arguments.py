@@ -162,7 +162,9 @@ def check_rows(
         )
     check_names(call, list(leaves), list(spec))
     if jax.tree.structure(rows) != structure:
-        raise ValueError(f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, as in `init`.")
+        empty = isinstance(rows, Mapping) and [name for name in rows if not jax.tree.leaves(rows[name])]
+        fix = f" Leave out '{empty[0]}', which has no leaf." if empty else ""
+        raise ValueError(f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, as in `init`.{fix}")
     wheres = {name: f"{call}: {_text(name)}" for name in leaves}
     for name, leaf in leaves.items():
         if isinstance(leaf, (bool, int, float)) and not leading and spec[name].shape == ():
@@ -241,7 +243,9 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
 def wrong_dtype(where: str, got: Any, want: Any) -> TypeError:
     """Return the error for a leaf of another dtype. A cast must not lose the fractions of images in [0, 1]."""
     fix = f"Initialise with {got}, or convert the rows before the call."
-    if want == np.bool_ or _kind(got) <= _kind(want):
+    if np.dtype(got).kind in "USOMm":
+        fix = f"Convert it to {want}; text and objects are for storage=fbuf.storages.Ragged()."
+    elif want == np.bool_ or _kind(got) <= _kind(want):
         fix = f"Cast with x.astype(jnp.{want}), or initialise with {got}."
     return TypeError(f"{where} is {got}; this buffer was initialised with {want}. {fix}")
 

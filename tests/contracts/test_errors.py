@@ -64,6 +64,8 @@ BUFFER.extend(state, rows(5, obs=zeros(5, 2, dtype="int8"))) => TypeError 'obs' 
 BUFFER.extend(state, rows(5, actoin=zeros(5))) => ValueError leaf 'actoin' is not in | expected: next/done, obs, reward
 BUFFER.extend(state, rows(5, next={"end": zeros(5, dtype="bool")})) => ValueError 'next/done' is missing and leaf 'next/end' is
 BUFFER.extend(state, rows(5, next=Named(zeros(5, dtype="bool")))) => ValueError rows are | expected PyTreeDef | as in `init`
+BUFFER.extend(state, rows(5, info={})) => ValueError as in `init`. Leave out 'info', which has no leaf.
+BUFFER.extend(state, rows(5, reward=np.array(["a"] * 5))) => TypeError 'reward' is <U1; | Convert it to float32 | Ragged()
 BUFFER.extend(state, rows(5, obs=zeros(5, 3, dtype="uint8"))) => ValueError leaf 'obs' has shape [5, 3] | expected [N, 2]
 BUFFER.extend(state, rows(obs=zeros(2, dtype="uint8"), next={"done": zeros(1, dtype="bool")})) => ValueError
     leaf 'obs' has shape [2]; expected [N, 2] | Add one row with `add` | or give it the leading axis with x[None]
