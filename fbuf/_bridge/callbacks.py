@@ -29,6 +29,7 @@ from jax.interpreters import ad, batching, mlir
 from fbuf._bridge.lifetime import find, join_id, split_id
 from fbuf._core import control_flow
 from fbuf._core.pytree import DTYPES
+from fbuf._core.sub_byte import from_bytes, is_sub_byte, to_bytes
 from fbuf._host import failed_writes
 from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
@@ -259,8 +260,25 @@ def call(
 def _call_on_cpu(function: Callable[..., None], shapes: Any, effect: bool, *operands: Array) -> Any:
     from jax.experimental.buffer_callback import buffer_callback
 
+    results, structure = jax.tree.flatten(shapes)
+    dtypes = tuple(np.dtype(x.dtype) for x in (*results, *operands))
+    if any(map(is_sub_byte, dtypes)):  # packed numbers: NumPy would read and write past the end of their memory
+        wide = [jax.ShapeDtypeStruct(x.shape, np.uint8) if is_sub_byte(x.dtype) else x for x in results]
+        with_views = _bind(_with_views, function, dtypes)
+        out = _call_on_cpu(with_views, jax.tree.unflatten(structure, wide), effect, *map(to_bytes, operands))
+        return jax.tree.unflatten(structure, map(from_bytes, jax.tree.leaves(out), dtypes))
     vmap_method = None if effect else "broadcast_all"
     return buffer_callback(function, shapes, has_side_effect=effect, vmap_method=vmap_method)(*operands)
+
+
+def _with_views(
+    function: Callable[..., None], dtypes: tuple[np.dtype, ...], context: Any, out: Any, *operands: Any
+) -> None:
+    """Run `function` with views of its results and operands as these dtypes."""
+    several = isinstance(out, (list, tuple))
+    results = list(out) if several else [out]
+    arrays = [np.asarray(x).view(dtype) for x, dtype in zip([*results, *operands], dtypes, strict=True)]
+    function(context, arrays[: len(results)] if several else arrays[0], *arrays[len(results) :])
 
 
 def _call_elsewhere(function: Callable[..., None], shapes: Any, effect: bool, *operands: Array) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._core.packed_leaf import PackedLeaf, Packing, pack_on_host, unpack_on_host
+from fbuf._core.sub_byte import to_bytes
 from fbuf._formats.checkpoint import SavedArray
 from fbuf._host.types import flat
 
@@ -74,9 +75,7 @@ def _element_bits(array: jax.Array) -> jax.Array:
         array = jnp.stack([array.real, array.imag], axis=-1)
     if name == "bool":
         array = array.astype(jnp.uint8)
-    elif name.startswith(("int2", "int4", "uint2", "uint4", "float4")):  # an element has no byte of its own
-        half = getattr(jnp, "uint2" if "int2" in name else "uint4")
-        array = lax.bitcast_convert_type(array, half).astype(jnp.uint8)
+    array = to_bytes(array)
     narrow = array.dtype.itemsize == 1
     bits = lax.bitcast_convert_type(array, jnp.uint8 if narrow else jnp.uint16)
     each = {"complex64": 4, "complex128": 8}.get(name, 1 if narrow else array.dtype.itemsize // 2)

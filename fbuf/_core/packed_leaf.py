@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 from fbuf._core.component import component, state
+from fbuf._core.sub_byte import is_sub_byte
 
 TILE = (8, 128)
 _TILE_ELEMENTS = 8 * 128
@@ -25,7 +26,6 @@ _MOST_PADDING = 0.05  # of the elements of a row in tiles, if it can be flat
 # Elements, whose positions are int32. Positions past the end are dropped, also where they wrap to negative ones: only a write
 # of 3 * 2^30 elements in one call, with 12 GB of positions, could wrap further, into the array.
 _MOST_FLAT = 2**30
-_WITHOUT_BYTES = ("int2", "int4", "uint2", "uint4", "float4")
 
 
 @component
@@ -116,7 +116,7 @@ def _has_bytes(dtype: Any) -> bool:
     """Return whether elements are numbers of one, two or four whole bytes."""
     if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
         return False
-    return jnp.dtype(dtype).itemsize <= 4 and not jnp.dtype(dtype).name.startswith(_WITHOUT_BYTES)
+    return jnp.dtype(dtype).itemsize <= 4 and not is_sub_byte(dtype)
 
 
 def zeros(capacity: int, packing: Packing, dtype: Any) -> PackedLeaf:

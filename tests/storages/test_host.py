@@ -203,7 +203,8 @@ def test_peek_vmaps_over_keys(storage: str) -> None:
 def test_every_dtype_and_shape_crosses_the_callback(storage: str) -> None:
     rng = np.random.default_rng(0)
     dtypes = "bool int8 uint16 int32 uint32 float16 bfloat16 float32 complex64 float8_e4m3fn".split()
-    shapes: list[tuple[int, ...]] = [(), (3,), (2, 1, 5)]
+    dtypes += "int2 int4 uint2 uint4 float4_e2m1fn".split()
+    shapes: list[tuple[int, ...]] = [(), (3,), (2, 1, 500)]
     leaves = [(dtype, shapes[i % 3]) for i, dtype in enumerate(dtypes)]
     leaves += [("int32", (0,)), ("bool", ()), ("uint32", ())]
     rows = {f"{i}": rng.integers(0, 2, (5, *x)).astype(jnp.dtype(dtype)) for i, (dtype, x) in enumerate(leaves)}
