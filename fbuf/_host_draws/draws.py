@@ -8,6 +8,7 @@ Batches equal those of `Buffer.sample` bit for bit. For priorities see `fbuf._ho
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -54,12 +55,16 @@ def uniform_bits(key: jax.Array, size: int) -> jax.Array:
 
 
 class Drawn(NamedTuple):
-    """Anchors: slots int64[B], and what is known of their probabilities."""
+    """Anchors that were drawn."""
 
-    slot: np.ndarray[Any, Any]
-    chance: Any  # float32[B]; without weights one number
-    weight: np.ndarray[Any, Any] | None = None  # None: all are 1
+    slot: np.ndarray[Any, Any]  # int64[B]
+    weights: Callable[[], tuple[np.ndarray[Any, Any], ...]]  # computes probabilities and weights float32[B]
     new: np.ndarray[Any, Any] | None = None  # those that opened with collected rows, where known
+
+
+def equal_weights(size: int, total: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    """Return the probabilities and weights float32[B] of a uniform draw of `total` anchors."""
+    return np.full(size, np.float32(1) / np.float32(total)), np.ones(size, np.float32)
 
 
 class HostDraws(Deferred):
@@ -113,10 +118,7 @@ class HostDraws(Deferred):
         generations = self._rings.generations(state.header, more)
 
         def rest() -> tuple[np.ndarray[Any, Any], ...]:
-            chance, weight = drawn.chance, drawn.weight
-            if weight is None:
-                chance, weight = np.full(size, chance, np.float32), np.ones(size, np.float32)
-            return slot.astype(np.int32), generations(slot), chance, weight, np.ones(size, bool)
+            return slot.astype(np.int32), generations(slot), *drawn.weights(), np.ones(size, bool)
 
         return after, HostBatch(self._structure, leaves, rest)
 
@@ -141,7 +143,7 @@ class HostDraws(Deferred):
             slot, new = self._slots(self._rings.read(engine.state.header, more), rank), None
         else:
             slot, new = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
-        return Drawn(slot, np.float32(1) / np.float32(total), None, new)
+        return Drawn(slot, functools.partial(equal_weights, size, total), new)
 
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the slots of rows int64[B], counted lane by lane, oldest first."""

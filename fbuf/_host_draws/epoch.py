@@ -16,7 +16,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.dispatch import with_fields
-from fbuf._host_draws.draws import Drawn, HostDraws
+from fbuf._host_draws.draws import Drawn, HostDraws, equal_weights
 from fbuf._host_draws.row_block import RowBlock
 from fbuf.samplers import Epoch
 from fbuf.samplers._epoch import EpochPosition
@@ -167,8 +167,7 @@ class EpochDraws(HostDraws):
             slot, new = self._slots(self._rings.read(engine.state.header, more), rank), None
         else:
             slot, new = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
-        chance = np.float32(1) / np.float32(position.total)
-        return Drawn(slot, chance, None, new)
+        return Drawn(slot, functools.partial(equal_weights, size, position.total), new)
 
     def _find(self, engine: Any, block: RowBlock | None, size: int) -> _Draw:
         """Find the anchors to draw from a state and collected rows."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -84,6 +85,13 @@ def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
     return jax.jit(draw, donate_argnums=0 if changed or updated else (), compiler_options=sequential_options())
 
 
+def _computed(compute: Any, read: list[bytes]) -> tuple[np.ndarray[Any, Any], ...]:
+    """Return what `compute` does, and note the bytes of slots and generations: who reads them may change them."""
+    made: tuple[np.ndarray[Any, Any], ...] = compute()
+    read[:] = made[0].tobytes(), made[1].tobytes()
+    return made
+
+
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def extend_keeping(
     buffer: Buffer, state: BufferState, packed: jax.Array, slot: jax.Array, before: Any = None
@@ -123,8 +131,11 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
         super().drop()
-        # Of the last batch what `_version` returned, and the bytes of its index.
-        self._noted: tuple[Any, ...] = None, 0, 0, b"", b""
+        self._noted: tuple[Any, Any, list[bytes]] = (
+            None,
+            None,
+            [],
+        )  # of the last batch: version, and its index once read
         # Slots that collected rows opened in the tree, and how many they closed.
         self._opened, self._closed = list[int](), 0
         # What slots had before these changes, where a store may not take the rows.
@@ -135,8 +146,9 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         """Draw as `HostDraws`, and note the rows."""
         drawn = super().draw(engine, block, key, size, numbers)
         if drawn is not None:
-            slot, generation, *_ = drawn[1].rest()
-            self._noted = *self._version(engine, block), slot.tobytes(), generation.tobytes()
+            read = list[bytes]()
+            drawn[1].compute = functools.partial(_computed, drawn[1].compute, read)
+            self._noted = *self._version(engine, block), read
         return drawn
 
     @property
@@ -183,18 +195,20 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         last = words.size - bits.size
         end = (_FIRST + last) // 2  # of the slots, where priorities begin
         if most:
-            words[end - most : end - most + len(slots)] = slots
-            words[end - most + len(slots) : end] = self._geometry.capacity
+            words[end - most : end] = slots + [self._geometry.capacity] * (most - len(slots))
             floats[last - most : last - most + len(slots)] = len(closed) * [-np.inf] + len(opened) * [0.0]
         words[last:] = bits.reshape(-1)
         # The program may read `words` itself, until its result is read.
         drawn = np.asarray(memoryview(self._call(engine, draw, words, numbers)))
         self._closed += len(closed)  # before the others: to open again does no harm
         self._opened.extend(opened)
-        chance, slot, weight = drawn.swapaxes(0, 1).copy().reshape(3, -1)[:, :size]
-        if chance[0] != chance[0]:  # NaN: every leaf is 0
+        if math.isnan(drawn.item(0)):  # every leaf is 0
             return None
-        return Drawn(slot.view(np.int32).astype(np.int64), chance, weight)
+
+        def each(which: int) -> np.ndarray[Any, Any]:
+            return drawn[:, which].flatten()[:size]
+
+        return Drawn(each(1).view(np.int32).astype(np.int64), lambda: (each(0), each(2)))
 
     def _words(self, size: int, changed: int, update: np.ndarray[Any, Any] | None) -> tuple[Any, Any, Any]:
         """Return a program and its words, with those of an update, as integers and as floats."""
@@ -238,8 +252,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         steps = np.arange(known // lanes, block.count)[:, None]
         return (), ((rings.cursor + steps) % length * lanes + np.arange(lanes)).reshape(-1).tolist()
 
-    def _version(self, engine: Any, block: RowBlock | None) -> tuple[Any, int, int]:
-        return engine.state.header, *((0, 0) if block is None else (block.cleared, block.count))
+    def _version(self, engine: Any, block: RowBlock | None) -> tuple[Any, tuple[int, int]]:
+        return engine.state.header, (0, 0) if block is None else (block.cleared, block.count)
 
     def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
@@ -248,10 +262,9 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             return False
         if block is not None and any(self._changes(engine, block)):
             engine.flush()
-        (header, *before), (now, *counts) = self._noted, self._version(engine, block)
-        slot, _, generation = packed
-        current = header is now and before == [*counts, slot.tobytes(), generation.tobytes()]
-        if not current and not (self._buffer.dense and self._rings.holds(now, slot, generation.view(_UINT), counts[1])):
+        (noted, *before), (header, now), (slot, _, generation) = self._noted, self._version(engine, block), packed
+        current = header is noted and before == [now, [slot.tobytes(), generation.tobytes()]]
+        if not current and not (self._buffer.dense and self._rings.holds(header, slot, generation.view(_UINT), now[1])):
             return False
         self.settle(engine)
         self.update = packed

@@ -47,23 +47,23 @@ class HostBatch:
     Args:
       structure: Of the data.
       leaves: Of the data.
-      rest: Computes slots, generations, probability, weight and mask.
+      compute: Computes slots, generations, probability, weight and mask.
     """
 
     def __init__(
         self,
         structure: BatchStructure,
         leaves: list[np.ndarray[Any, Any]],
-        rest: Callable[[], tuple[np.ndarray[Any, Any], ...]],
+        compute: Callable[[], tuple[np.ndarray[Any, Any], ...]],
     ):
-        self.leaves, self._structure, self._compute = leaves, structure, rest
+        self.leaves, self.compute, self._structure = leaves, compute, structure
         self._rest: tuple[np.ndarray[Any, Any], ...] | None = None
         self.last: np.ndarray[Any, Any] | None = None
 
     def rest(self) -> tuple[np.ndarray[Any, Any], ...]:
         """Return slots, generations, probability, weight and mask, the same arrays each time."""
         if self._rest is None:
-            self._rest = self._compute()
+            self._rest = self.compute()
         return self._rest
 
     def to_numpy(self) -> Sample:

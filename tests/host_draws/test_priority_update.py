@@ -145,6 +145,10 @@ def test_rows_that_cannot_be_drawn_yet_are_refused_at_once() -> None:
     newest = jax.device_get(replay.rows(last=1).index)
     with pytest.raises(ValueError, match="1 indices name rows that can no longer be drawn"):
         replay.update_priority(newest, np.ones(1, np.float32))
+    index = replay.sample(1, to="numpy").index
+    index.slot[:], index.generation[:] = newest.slot, newest.generation  # arrays of the caller's own
+    with pytest.raises(ValueError, match="1 indices name rows that can no longer be drawn"):
+        replay.update_priority(index, np.ones(1, np.float32))
 
 
 @pytest.mark.more
