@@ -125,7 +125,6 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         self.bits = functools.partial(chunked_priorities.random_numbers, stratified=buffer.sampler.stratified)
         self._most = chunked(8 + 4 * buffer.geometry.lanes)  # anchors that one draw opens and closes
         self._programs: dict[tuple[int, int, int], Any] = {}
-        self._waits: tuple[Any, bool] = None, False  # priorities of undecided rows, and whether one was given
         self.drop()
 
     def drop(self) -> None:
@@ -158,13 +157,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
 
     def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
         """Return the number of anchors; 0 also while a row waits for later ones whose priority was given."""
-        anchors = engine.state.anchors
-        if anchors is not None:
-            if anchors.tail_priority is not self._waits[0]:
-                waits = bool((np.asarray(memoryview(anchors.tail_priority)) >= 0).any())
-                self._waits = anchors.tail_priority, waits
-            if self._waits[1]:
-                return 0
+        if engine.waits():
+            return 0
         self._new = ((), ()) if block is None else self._changes(engine, block)
         number = sum(map(len, self._new))
         if self._buffer.storage.sends and 0 < number <= self._most:

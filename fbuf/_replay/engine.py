@@ -68,6 +68,7 @@ class Engine:
         self.warns_short = buffer.sampler.once
         self._sent: np.ndarray[Any, Any] | None = None  # the block written last, until it is known to be stored
         self.block_failed = False  # it could not be
+        self.may_wait = True  # a row for later ones, as of `waits`
         self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not buffer.sampler.on_host
         self._spec = buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
@@ -99,7 +100,7 @@ class Engine:
 
     def _forget(self) -> None:
         """Drop what waits, and the rows collected, for a state that was replaced."""
-        self._sizes, self._sent, self.block_failed = None, None, False
+        self._sizes, self._sent, self.block_failed, self.may_wait = None, None, False, True
         if self.block is not None:
             self.block.clear()
         self.deferred.drop()
@@ -115,7 +116,7 @@ class Engine:
     def collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
         block = self.block
-        if block is None or priority is not None:
+        if block is None or priority is not None or self.waits():
             return False
         if block.count == block.length:  # the last write of it was interrupted, or raised
             self._write_block()
@@ -128,6 +129,17 @@ class Engine:
                 block.count -= block.count == block.length  # this row is for the caller to add again
                 raise
         return True
+
+    def waits(self) -> bool:
+        """Return whether a row whose priority was given waits for later ones. Rows are written at once until it is an anchor.
+
+        It may then be the largest priority, which later rows get; those of one write get the largest before it.
+        """
+        if self.may_wait:
+            anchors = self.state.anchors
+            given = None if anchors is None else anchors.tail_priority
+            self.may_wait = given is not None and bool((np.asarray(given) >= 0).any())
+        return self.may_wait
 
     def update_priority(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
         """Call `Buffer.update_priority`, or let the update wait for the next draw. Return what was counted, or None."""

@@ -81,10 +81,10 @@ class Replay:
     the latest before anything reads the state. From `Device` on a CPU, `Host`, `Compressed` or `Memmap`, with `Uniform`
     or `Epoch`, of rows, transitions or windows whose episodes end by flags, `sample(to="numpy")` and `to="torch"` draw
     with NumPy, collected rows included. From a prioritized buffer a small program sets the last priorities and draws the
-    slots. Batches, counts and errors are those of writing each row and priority at once. Rows with a priority, JAX or
-    CUDA arrays, and rows under a limit are written at once. So are rows of parts that do not say that they are
-    `row_by_row`: in files, deduplicated or ragged, for transforms that compute or learn from rows, and windows of
-    `Consume` or with `largest="held"`.
+    slots. Batches, counts and errors are those of writing each row and priority at once. Rows with a priority, those after
+    it until the row can be drawn, JAX or CUDA arrays, and rows under a limit are written at once. So are rows of parts that
+    do not say that they are `row_by_row`: in files, deduplicated or ragged, for transforms that compute or learn from rows,
+    and windows of `Consume` or with `largest="held"`.
 
     For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
     leaving the `with`, ends waiting calls with `ReplayClosed`. Rows may be overwritten between `sample` and
@@ -297,6 +297,7 @@ class Replay:
             else:
                 rows = self._engine.narrowed(call, rows)
             index = None
+            self._engine.may_wait |= priority is not None
             with self._counted_rows(count):
                 if method is programs.extend and not self.buffer.writer.streams:
                     counts, index = self._engine.donate(programs.extend_placed, rows, priority, mask)
@@ -987,6 +988,7 @@ class Replay:
         with self._lock.mutex:
             block = self._engine.block
             free = self._lock.is_free() and not self._closed and not self._engine.state.header.is_deleted()
+            free = free and not self._engine.may_wait
             return free and block is not None and block.count + 1 < block.length and block.append(row, mask)
 
     def _check_state(self) -> None:

@@ -17,7 +17,7 @@ from tests.support.refusals import raises
 from tests.support.tables import by_tier
 from tests.support.threads import Thread
 from tests.support.trees import same
-from tests.support.two_replays import compare, leaves_of, make_pair
+from tests.support.two_replays import ROW, compare, leaves_of, make_pair
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}
 PARTS = by_tier((("device", "epoch", "transition"),), more=[(("device", "uniform", "sequence", 2),)])
@@ -38,6 +38,17 @@ def make(capacity=100, rows=0, **settings):
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_batches_are_those_of_writing_each_row(parts):
     compare(make_pair(*parts), steps=40)
+
+
+@pytest.mark.more
+def test_rows_get_a_priority_that_was_given_once_its_row_is_an_anchor():
+    pair = ours, theirs = make_pair("device", "prioritized", "transition")
+    for n in range(8):
+        for replay in pair:
+            replay.add(ROW, priority=np.float32(4) if n == 0 else None)
+        assert theirs.state is not None  # writes the row
+    assert ours._engine.block.count
+    same(*(leaves_of(replay.state) for replay in pair))
 
 
 def test_rows_are_written_by_few_calls(monkeypatch):

@@ -86,7 +86,7 @@ def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
             if kind < 3 and step % 10 == 4:
                 options["mask"] = random.random(lead) < 0.7
             if kind == 4 and prioritized:
-                options["priority"] = random.random(lead).astype(np.float32)
+                options["priority"] = (3 * random.random(lead)).astype(np.float32)  # the largest, at times
             add(**options)
         kind = random.integers(0, 14)
         if kind == 0:
