@@ -19,6 +19,7 @@ import numpy as np
 from fbuf._buffer import prefetch
 from fbuf._buffer.state import BufferConfig, BufferState, empty_state, row_format_of
 from fbuf._core import arguments
+from fbuf._core.dispatch import DONATED
 from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves, needs_x64
 from fbuf._core.sample import Index
@@ -202,7 +203,7 @@ def refuse_donated(call: str, state: BufferState) -> None:
     """Raise if arrays of a state were donated: all of them, or those of its sampler, as draws of a `Replay` do."""
     concrete = [x for x in jax.tree.leaves((state.header, state.sampler)) if not isinstance(x, jax.core.Tracer)]
     if any(hasattr(x, "is_deleted") and x.is_deleted() for x in concrete):
-        raise RuntimeError(f"{call}: the state was donated. Use the state that the step returned: state = step(state).")
+        raise RuntimeError(f"{call}: {DONATED}")
 
 
 def check_made_by(buffer: BufferConfig, state: BufferState, call: str = "Buffer") -> None:
@@ -429,9 +430,11 @@ def check_batch_size(call: str, batch_size: Any, order: str = "") -> None:
 def check_number(call: str, name: str, value: Any, most: float = np.inf) -> None:
     """Raise unless it is one real number from 0 to `most`. Values of JAX arrays are not read."""
     expected = "a finite number >= 0" if most == np.inf else f"a number from 0 to {most:g}"
-    kind = getattr(value, "dtype", np.dtype(type(value)) if isinstance(value, (bool, int, float)) else np.dtype(object))
+    is_array = isinstance(value, (np.ndarray, np.generic, jax.Array))
+    kind = value.dtype if is_array else np.dtype(type(value) if isinstance(value, (bool, int, float)) else object)
     if not jnp.issubdtype(kind, jnp.floating) and not jnp.issubdtype(kind, jnp.integer):
-        raise TypeError(f"{call}: {name} is {value!r}; expected {expected}.")
+        fix = "" if is_array or not hasattr(value, "__float__") else " Write float(x)."
+        raise TypeError(f"{call}: {name} is {value!r}; expected {expected}.{fix}")
     if np.shape(value) != ():
         raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")
     if not isinstance(value, jax.Array) and (not 0 <= float(value) <= most or float(value) == np.inf):

@@ -22,6 +22,10 @@ from fbuf._core import control_flow
 from fbuf._core.component import STATES
 from fbuf._core.control_flow import any_unbatched
 
+DONATED = (
+    "the state was donated. Use the state that the step returned, state = step(state); after an interrupted step, make or load "
+    "the state again."
+)
 CALLBACK_ERRORS = jax.errors.JaxRuntimeError, ValueError  # the second of calls that JAX dispatches in C++
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -145,8 +149,7 @@ class Operation(Generic[P, R]):
         except RuntimeError as error:
             arrays = [x for x in jax.tree.leaves(state) if not isinstance(x, jax.core.Tracer)]
             if any(isinstance(x, jax.Array) and x.is_deleted() for x in arrays):
-                fix = "Use the state that the step returned: state = step(state)."
-                raise RuntimeError(f"{type(buffer).__name__}: the state was donated. {fix}") from error
+                raise RuntimeError(f"{type(buffer).__name__}: {DONATED}") from error
             raise
         return with_changes(state, changes), result
 

@@ -228,7 +228,7 @@ def test_a_donated_state_is_named():
         BUFFER.rows,
         BUFFER.clear,
     ):
-        raises(RuntimeError, r"^Buffer\.\w+: the state was donated.*state = step\(state\)", verb, state)
+        raises(RuntimeError, r"^Buffer\.\w+: the state was donated.*state = step\(state\); after an int", verb, state)
 
 
 @pytest.mark.parametrize("case", refusals.cases(CONFIGURATIONS) + refusals.cases(EXAMPLES))

@@ -104,6 +104,8 @@ def test_tensors_that_cannot_be_stored_are_refused():
         (ValueError, r"'action' is 4294967296", lambda: made.extend({"obs": np.zeros((2, 4))} | cases[1][2])),
         (ValueError, r"'td_error' requires grad; .*x\.detach\(\)", lambda: made.update_priority(batch.index, graph)),
         (TypeError, r"'td_error' is float64, .*torch\.float32", lambda: made.update_priority(batch.index, double)),
+        (TypeError, r"sample: beta is tensor\(0\.5000\); .*float\(x\)", lambda: made.sample(2, beta=torch.tensor(0.5))),
+        (TypeError, r"set: alpha is tensor\(1\); .*float\(x\)", lambda: made.set(alpha=torch.tensor(1))),
         (ValueError, r"'action' is 4294967296", lambda: fbuf.Replay(fbuf.Buffer(4), {"action": torch.tensor(2**32)})),
         (TypeError, r"leaf 'action' is a torch tensor; .*from_torch", lambda: fbuf.Buffer(4).init(example)),
     ]
