@@ -27,6 +27,9 @@ FORMS: tuple[Form, ...] = get_args(Form)
 _SHARED = frozenset(map(np.dtype, ("bool", "uint8", "int8", "int16", "uint32", "int32", "float32")))
 
 
+_ALIGNMENT = 64  # bytes; XLA on CPUs shares memory that begins at multiples of it, and copies other
+_SMALL = 4096  # bytes that are copied sooner than their address is read
+
 _ELSEWHERE = {
     "to": 'Write replay.sample(256, to="torch")',
     "device": "Put the state there: jax.config.update('jax_default_device', device). For SB3 use fbuf.integrations.sb3",
@@ -122,6 +125,17 @@ def to_array(value: Any, name: str) -> Any:
         return from_torch({name: value})[name]
     known = isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic, slice))
     return value if known else jnp.asarray(value)
+
+
+def unshared(tree: PyTree) -> PyTree:
+    """Return a tree with copies of the NumPy arrays that a jitted call would share, and read after the caller changes them."""
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray) or (leaf.nbytes > _SMALL and leaf.ctypes.data % _ALIGNMENT):
+            return leaf
+        return leaf.copy()
+
+    return jax.tree.map(copied, tree)
 
 
 def to_rows(tree: PyTree) -> PyTree:

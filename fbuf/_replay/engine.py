@@ -36,7 +36,7 @@ from fbuf._host_draws.priority_update import PriorityUpdate
 from fbuf._host_draws.row_block import RowBlock
 from fbuf._indexing import scatter
 from fbuf._replay import programs
-from fbuf._replay.arguments import to_device_of
+from fbuf._replay.arguments import to_device_of, unshared
 from fbuf._replay.written import WrittenIndex
 from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Deduplicated, Device, Ragged
@@ -287,6 +287,7 @@ class Engine:
     def donate(self, method: Any, *args: Any, **options: Any) -> Any:
         """Write in place, without an interrupt between the donation and the assignment. Return what was counted."""
         self.keep_written()
+        args, options = unshared((args, options))
         with DeferInterrupts():
             self._sizes = None
             self.state, counts = method(self.buffer, self.state, *args, **options)

@@ -75,7 +75,7 @@ class Replay:
     there is room, write again the rows that the error says were not written. Rows that `add` collected for a store in host
     memory are kept, and written before the next rows, as the error says; until then batches and `save` are without them, and
     `state` raises. Priorities that were set for them before are lost: they get that of new rows.
-    Ctrl-C is deferred until the current write is complete.
+    Ctrl-C is deferred until the current write is complete. Arrays may be changed once the call that took them returned.
 
     Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at
     the latest before anything reads the state. From `Device` on a CPU, `Host`, `Compressed` or `Memmap`, with `Uniform`
@@ -565,7 +565,7 @@ class Replay:
             arguments.to_index("Replay.get", index) if isinstance(index, Index) else arguments.to_array(index, "index")
         )
         with DeferInterrupts():  # one inside a callback would become another error
-            return self.buffer.get(self._engine.state, index)
+            return self.buffer.get(self._engine.state, arguments.unshared(index))
 
     @locked
     def window_index(self, index: Index) -> Index:
@@ -580,7 +580,8 @@ class Replay:
           >>> float(replay.get(rows).data["carry"].min())
           1.0
         """
-        return self.buffer.window_index(self._engine.state, arguments.to_index("Replay.window_index", index))
+        index = arguments.unshared(arguments.to_index("Replay.window_index", index))
+        return self.buffer.window_index(self._engine.state, index)
 
     @locked
     def priorities(self, index: Index | None = None) -> jax.Array:
@@ -593,9 +594,9 @@ class Replay:
           >>> replay.priorities().round(1).tolist()
           [1.0, 2.0, 3.0, nan]
         """
-        return self.buffer.priorities(
-            self._engine.state, None if index is None else arguments.to_index("Replay.priorities", index)
-        )
+        if index is not None:
+            index = arguments.unshared(arguments.to_index("Replay.priorities", index))
+        return self.buffer.priorities(self._engine.state, index)
 
     @locked
     def __getitem__(self, position: int | slice) -> Rows:

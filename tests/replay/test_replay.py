@@ -166,6 +166,40 @@ test_batches_to_the_bit = pytest.mark.optimized(
 )
 
 
+def aligned(*shape):
+    """Return ones in memory that XLA shares on CPUs."""
+    memory = np.zeros(4 * int(np.prod(shape)) + 64, np.uint8)
+    ones = memory[-memory.ctypes.data % 64 :][: memory.size - 64].view(np.float32).reshape(shape)
+    ones[...] = 1
+    return ones
+
+
+def test_arrays_may_be_changed_after_a_call():
+    replay = fbuf.Replay(fbuf.prioritized(16), {"x": np.zeros(4, np.float32)}, strict=False)
+    index, waited = (
+        jax.tree.map(jnp.asarray, replay.extend({"x": aligned(16, 4)})),
+        False,
+    )  # of JAX: no update waits for a draw
+
+    @jax.jit
+    def slow(header, x):
+        late = jax.lax.fori_loop(0, 200, lambda _, x: jnp.sin(x @ x), x)[0, 0]
+        return late, header + (late * 0).astype(header.dtype)
+
+    for _ in range(3):  # the first one compiles
+        late, header = slow(replay.state.header, jnp.ones((200, 200)))
+        replay.state = replay.state.replace(header=header)
+        error, rows = aligned(16), aligned(16, 4)
+        replay.update_priority(index, error)
+        index = replay.extend({"x": rows})
+        waited |= not late.is_ready()
+        error[:], rows[:] = 7, 7
+        assert float(replay.stats()["max_priority"]) == 1
+        assert (replay.rows().data["x"] == 1).all()
+        index = jax.tree.map(jnp.asarray, index)
+    assert waited
+
+
 _DEVICES = """
 import jax, numpy as np, fbuf
 one, two = jax.devices()
