@@ -2,7 +2,8 @@
 
 Each becomes columns of steps: `obs`, `action`, `reward`, `terminated`, `truncated`, and `next_obs` where the file has it.
 Counts in a file are checked against its arrays. Sources: tianshou 2.0.1 `data/utils/converter.py`, `buffer/manager.py`;
-d3rlpy 2.8.1 `dataset/io.py`; robomimic 0.3.0 `utils/dataset.py`; LeRobot 0.4.4 `datasets/lerobot_dataset.py` (format v3.0).
+d3rlpy 2.8.1 `dataset/io.py`; robomimic 0.3.0 `utils/dataset.py`; LeRobot 0.4.4 `datasets/lerobot_dataset.py` (format
+v3.0, which 0.6.1 writes too).
 """
 
 from __future__ import annotations
@@ -367,7 +368,7 @@ def _parquet_column(
     shape = _columns.check_shape(str(described), feature.get("shape"))
     if dtype is None:
         kind = str(feature.get("dtype"))[:40]
-        return refused(f"{path}: leaf '{name}' is {kind}, which is not in the parquet files; decode it with lerobot.")
+        return refused(f"leaf '{name}' is {kind}, and only numbers and booleans are read; decode it with lerobot.")
     rows = [_group_rows(group) for group in groups]
 
     @functools.lru_cache(1)
