@@ -306,7 +306,7 @@ class Engine:
         """Return one row with Python numbers as arrays."""
         spec, structure = checks.given_spec(self.buffer, self.state)
         lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
-        return structure.unflatten(arguments.check_rows(call, row, spec, structure, lead, axes).values())
+        return structure.unflatten(arguments.check_rows(call, unshared(row), spec, structure, lead, axes).values())
 
     def narrowed(self, call: str, rows: PyTree) -> PyTree:
         """Return rows without NumPy leaves of 64 bits, which jit would narrow unchecked."""
@@ -316,7 +316,7 @@ class Engine:
 
     def store_values(self, call: str, rows: PyTree, priority: Any, mask: Any) -> PyTree:
         """Store ragged leaves first, so that the rest can be written in place."""
-        leaves, values, shape, *_ = checks.check_rows(call, self.buffer, self.state, rows, priority, mask)
+        leaves, values, shape, *_ = checks.check_rows(call, self.buffer, self.state, unshared(rows), priority, mask)
         if self.unlimited:
             self._make_room(shape, mask)
         if values is not None and shape[0]:

@@ -175,11 +175,8 @@ def aligned(*shape):
 
 
 def test_arrays_may_be_changed_after_a_call():
-    replay = fbuf.Replay(fbuf.prioritized(16), {"x": np.zeros(4, np.float32)}, strict=False)
-    index, waited = (
-        jax.tree.map(jnp.asarray, replay.extend({"x": aligned(16, 4)})),
-        False,
-    )  # of JAX: no update waits for a draw
+    replay = fbuf.Replay(fbuf.prioritized(16), {"x": np.zeros(64, np.float32)}, strict=False)
+    index, waited = replay.extend({"x": aligned(15, 64)}), False
 
     @jax.jit
     def slow(header, x):
@@ -189,14 +186,14 @@ def test_arrays_may_be_changed_after_a_call():
     for _ in range(3):  # the first one compiles
         late, header = slow(replay.state.header, jnp.ones((200, 200)))
         replay.state = replay.state.replace(header=header)
-        error, rows = aligned(16), aligned(16, 4)
-        replay.update_priority(index, error)
+        error, row, rows = aligned(15), aligned(64), aligned(15, 64)
+        replay.update_priority(jax.tree.map(jnp.asarray, index), error)  # of JAX: it waits for no draw
+        replay.add({"x": row}, priority=jnp.ones(()))
         index = replay.extend({"x": rows})
         waited |= not late.is_ready()
-        error[:], rows[:] = 7, 7
+        error[:], row[:], rows[:] = 7, 7, 7
         assert float(replay.stats()["max_priority"]) == 1
         assert (replay.rows().data["x"] == 1).all()
-        index = jax.tree.map(jnp.asarray, index)
     assert waited
 
 
