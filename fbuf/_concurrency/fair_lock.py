@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -160,6 +161,16 @@ class FairLock:
                 waiter.wake_up.set()
 
 
+class _ForkedLock(FairLock):
+    """A lock in a child process that was forked: its owner may be a thread of the parent, and JAX may hang."""
+
+    def depth(self) -> int:
+        raise RuntimeError(
+            "Replay: this process was forked from the one that made the replay; JAX may hang here, and added rows would be "
+            "lost. Start processes by multiprocessing.get_context('spawn') and send rows through a queue, or use fbuf.ray."
+        )
+
+
 class Acquired:
     """The context manager of `FairLock.acquire`. An interrupt in `__exit__` may leave the lock held: `restore` it then."""
 
@@ -189,6 +200,14 @@ class Acquired:
 
 _all: weakref.WeakSet[FairLock] = weakref.WeakSet()
 _PATIENCE = 60.0  # seconds for the call that holds the lock
+
+
+def _refuse_in_child() -> None:
+    for lock in list(_all):
+        lock.__class__ = _ForkedLock
+
+
+os.register_at_fork(after_in_child=_refuse_in_child)
 
 
 @atexit.register

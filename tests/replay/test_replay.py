@@ -41,6 +41,35 @@ def test_actors_and_learners_lose_and_double_no_row():
     soak("consumed", batches=40)
 
 
+def test_a_forked_child_cannot_use_the_replay_of_its_parent():
+    code = """
+        import os, threading, fbuf
+        replay = fbuf.Replay(fbuf.Buffer(8), {"t": 0})
+        replay.add({"t": 1})
+        held, free = threading.Event(), threading.Event()
+
+        def hold():
+            with replay._lock.acquire():
+                held.set()
+                free.wait()
+
+        threading.Thread(target=hold).start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            for call in (lambda: replay.sample(2), lambda: replay.add({"t": 2}), lambda: len(replay)):
+                try:
+                    call()
+                except RuntimeError as error:
+                    print("queue" in str(error), flush=True)
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        free.set()
+        print(len(replay), replay.sample(2).data["t"].tolist())
+    """
+    assert run_python(code).stdout.split("\n") == ["True", "True", "True", "7", "1 [1, 1]", ""]
+
+
 @pytest.mark.more
 def test_a_replay_that_is_loaded_again_and_again_compiles_nothing_and_takes_no_more_slots(tmp_path):
     buffer = fbuf.Buffer(16, storage=fbuf.storages.Host())

@@ -97,7 +97,9 @@ def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) ->
     for verb in (buffer.init, buffer.resume):
         raises(BlockingIOError, "in use by this process; expected no other user. Drop every state", verb, EXAMPLE)
     del state
-    pytest.raises(FileExistsError, buffer.init, EXAMPLE).match(r"has a store\. Use buffer.resume\(example\)")
+    pytest.raises(FileExistsError, buffer.init, EXAMPLE).match(
+        r"has a store\. Use buffer.resume\(example\), or Replay\("
+    )
     assert int(buffer.size(buffer.resume(EXAMPLE))) == 10
     with pytest.raises(ValueError, match="Buffer.resume: the store at .* has length 12; expected 13"):
         make(storage, tmp_path, 26, **PLAIN).resume(EXAMPLE)

@@ -359,7 +359,8 @@ class Folder:
         """Remove what an unfinished store left behind. Raises FileExistsError if there is anything else."""
         names = self._refuse_foreign_files(call)
         if "manifest.json" in names:
-            raise FileExistsError(errno.EEXIST, f"{call}: {self.path} has a store. Use buffer.resume(example).")
+            fix = "Use buffer.resume(example), or Replay(buffer, example, resume=True)."
+            raise FileExistsError(errno.EEXIST, f"{call}: {self.path} has a store. {fix}")
         for name in names:
             if name != "lock":
                 unlink(self.file(name))
