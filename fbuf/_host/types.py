@@ -88,7 +88,8 @@ def unfit(found: str, expected: str, fix: str = "Load another checkpoint.") -> V
 def corrupted(found: str, expected: str) -> StoreCorrupted:
     """Return the error of damaged rows."""
     return StoreCorrupted(
-        f"Store.read: {found}; expected {expected}. Bytes were damaged: load the last checkpoint with fbuf.load(path)."
+        f"Store.read: {found}; expected {expected}. Bytes were damaged: load the last checkpoint with fbuf.load(path), or "
+        f"write a data set again; python -m fbuf verify PATH names the file."
     )
 
 

@@ -41,7 +41,8 @@ def fill(
     call = source.call
     if source.tables is not None and (buffer is None or newest is not None or buffer.lanes is not None):
         raise ValueError(
-            f"{call}: data is an iterable of unknown length; expected a buffer of one stream, and no newest=."
+            f"{call}: data is an iterable of unknown length; expected a buffer of one stream, and no newest=. Write "
+            f"into(fbuf.Buffer(n)), which keeps the newest n rows, or save(path)."
         )
     if buffer is not None and buffer.lanes == 1 and source.lanes is None:
         source = _with_lane(source)
