@@ -38,4 +38,4 @@ class Uniform:
 
 def Prioritized(capacity: int, example: Any) -> Uniform:
     """`fbuf.prioritized`."""
-    return Uniform(capacity, example, fbuf.prioritized(capacity, ALPHA, BETA))
+    return Uniform(capacity, example, fbuf.prioritized(capacity, alpha=ALPHA, beta=BETA))

@@ -27,9 +27,9 @@ class Parts(TypedDict, total=False):
 
 def prioritized(
     capacity: int,
+    *,
     alpha: float = 0.6,
     beta: float = 0.4,
-    *,
     eps: float = 1e-6,
     normalize: Literal["batch", "buffer", None] = "batch",
     stratified: bool = True,

@@ -133,9 +133,10 @@ def _buffer(source: Source, steps: int, buffer: Buffer | None, capacity: int | N
     call, lanes = source.call, source.lanes or 1
     if buffer is None:
         room = capacity if capacity is not None else max(steps, 1) * lanes
+        alpha, beta = source.exponents
         has_priority = source.priority is not None
         buffer = (
-            prioritized(room, *source.exponents, lanes=source.lanes)
+            prioritized(room, alpha=alpha, beta=beta, lanes=source.lanes)
             if has_priority
             else Buffer(room, lanes=source.lanes)
         )

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import jax
@@ -150,8 +150,9 @@ class HostStorage(HostRows):
 
     def _check(self) -> None:
         name = type(self).__name__
-        if isinstance(self.keys, str):
-            raise TypeError(f"{name}: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},).")
+        if isinstance(self.keys, str) or not (self.keys is None or isinstance(self.keys, Iterable)):
+            fix = f" Write keys=({self.keys!r},)." if isinstance(self.keys, str) else ""
+            raise TypeError(f"{name}: keys is {self.keys!r}; expected a tuple of names.{fix}")
         if self.keys is not None:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
         if self.slack is not None:

@@ -154,7 +154,9 @@ fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, bta=0.4) => ValueError no 
 fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, to="numpi") => ValueError expected "jax", "num | Did you mean 'numpy'?
 Transition() => ValueError autoreset is missing; | Write autoreset="next_step" for gymnasium.vector environments
 Transition(autoreset="next_step", final_observation="final") => ValueError expected None with autoreset='next_step'
-Host(keys="obs") => TypeError Host: keys is 'obs'; expected a tuple of names
+Host(keys="obs") => TypeError Host: keys is 'obs'; expected a tuple of names. Write keys=('obs',).
+Compressed(32) => TypeError Compressed: keys is 32; expected a tuple of names.
+fbuf.prioritized(10, 32) => TypeError takes 1 positional argument but 2 were given
 Host(slack=-1) => ValueError Host: slack is -1; expected an int >= 0
 Compressed(codec=fbuf.storages.Zstd) => TypeError codec is the class Zstd
 Deduplicated(blocks=65) => ValueError blocks is 65; expected a multiple of 32
