@@ -100,7 +100,8 @@ class Engine:
 
     def _forget(self) -> None:
         """Drop what waits, and the rows collected, for a state that was replaced."""
-        self._sizes, self._sent, self.block_failed, self.may_wait = None, None, False, True
+        self._sizes, self._sent, self.block_failed = None, None, False
+        self.may_wait = True
         if self.block is not None:
             self.block.clear()
         self.deferred.drop()
