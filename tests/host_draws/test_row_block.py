@@ -45,7 +45,7 @@ def test_rows_get_a_priority_that_was_given_once_its_row_is_an_anchor():
     pair = ours, theirs = make_pair("device", "prioritized", "transition")
     for n in range(8):
         for replay in pair:
-            replay.add(ROW, priority=np.float32(4) if n == 0 else None)
+            replay.add(ROW, priority=np.float32(4) if n == 1 else None)
         assert theirs.state is not None  # writes the row
     assert ours._engine.block.count
     same(*(leaves_of(replay.state) for replay in pair))
