@@ -208,7 +208,8 @@ def refuse_donated(call: str, state: BufferState) -> None:
 
 def check_made_by(buffer: BufferConfig, state: BufferState, call: str = "Buffer") -> None:
     """Raise if another buffer made the state (ValueError), or if its leaves need x64, which is off now."""
-    check_64_bits(call, buffer, buffer.storage.spec(state.rows)[0])  # before `fits`, whose cache ignores x64
+    if any(leaf.dtype.itemsize == 8 for leaf in jax.tree.leaves(state.rows)):
+        check_64_bits(call, buffer, buffer.storage.spec(state.rows)[0])  # before `fits`, whose cache ignores x64
     if not fits(buffer, state):
         refuse_stacked(call, type(buffer), state)
         raise ValueError(
