@@ -29,7 +29,7 @@ from jax.interpreters import ad, batching, mlir
 from fbuf._bridge.lifetime import find, join_id, split_id
 from fbuf._core import control_flow
 from fbuf._core.pytree import DTYPES
-from fbuf._core.sub_byte import from_bytes, is_sub_byte, to_bytes
+from fbuf._core.sub_byte import SUB_BYTE, from_bytes, to_bytes
 from fbuf._host import failed_writes
 from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
@@ -262,8 +262,8 @@ def _call_on_cpu(function: Callable[..., None], shapes: Any, effect: bool, *oper
 
     results, structure = jax.tree.flatten(shapes)
     dtypes = tuple(np.dtype(x.dtype) for x in (*results, *operands))
-    if any(map(is_sub_byte, dtypes)):  # packed numbers: NumPy would read and write past the end of their memory
-        wide = [jax.ShapeDtypeStruct(x.shape, np.uint8) if is_sub_byte(x.dtype) else x for x in results]
+    if not SUB_BYTE.isdisjoint(dtype.name for dtype in dtypes):  # NumPy would read and write past their memory
+        wide = [jax.ShapeDtypeStruct(x.shape, np.uint8) if x.dtype.name in SUB_BYTE else x for x in results]
         with_views = _bind(_with_views, function, dtypes)
         out = _call_on_cpu(with_views, jax.tree.unflatten(structure, wide), effect, *map(to_bytes, operands))
         return jax.tree.unflatten(structure, map(from_bytes, jax.tree.leaves(out), dtypes))

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 from fbuf._core.component import component, state
-from fbuf._core.sub_byte import is_sub_byte
+from fbuf._core.sub_byte import SUB_BYTE
 
 TILE = (8, 128)
 _TILE_ELEMENTS = 8 * 128
@@ -116,7 +116,7 @@ def _has_bytes(dtype: Any) -> bool:
     """Return whether elements are numbers of one, two or four whole bytes."""
     if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
         return False
-    return jnp.dtype(dtype).itemsize <= 4 and not is_sub_byte(dtype)
+    return jnp.dtype(dtype).itemsize <= 4 and jnp.dtype(dtype).name not in SUB_BYTE
 
 
 def zeros(capacity: int, packing: Packing, dtype: Any) -> PackedLeaf:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fbuf._core.sub_byte import is_sub_byte
+from fbuf._core.sub_byte import SUB_BYTE
 
 MOST = 512  # elements of a row of a packed leaf
 _UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -37,7 +37,7 @@ def _has_few_words(leaf: Array) -> bool:
     """Return whether the elements of a row are few, and have one, two or four whole bytes."""
     if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
         return False
-    return not is_sub_byte(leaf.dtype) and leaf.dtype.itemsize in _UNSIGNED and int(np.prod(leaf.shape[2:])) <= MOST
+    return leaf.dtype.name not in SUB_BYTE and leaf.dtype.itemsize in _UNSIGNED and int(np.prod(leaf.shape[2:])) <= MOST
 
 
 def _exchange_packed(leaves: list[Array], axis: str) -> list[Array]:
