@@ -170,6 +170,9 @@ class _ForkedLock(FairLock):
             "lost. Start processes by multiprocessing.get_context('spawn') and send rows through a queue, or use fbuf.ray."
         )
 
+    def is_free(self) -> bool:
+        return not self.depth()
+
 
 class Acquired:
     """The context manager of `FairLock.acquire`. An interrupt in `__exit__` may leave the lock held: `restore` it then."""
@@ -204,7 +207,8 @@ _PATIENCE = 60.0  # seconds for the call that holds the lock
 
 def _refuse_in_child() -> None:
     for lock in list(_all):
-        lock.__class__ = _ForkedLock
+        lock.__class__, lock.mutex = _ForkedLock, threading.RLock()  # a thread of the parent may have the former mutex
+    _all.clear()  # the end of the child waits for none
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)
