@@ -459,7 +459,8 @@ def check_numbers(
                 raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
             if not isinstance(value, jax.Array) and int(value) >= 2**31:
                 raise ValueError(f"{call}: {name} is {value}; expected less than 2^31.")
-        checked[name] = jnp.asarray(value, known[name])
+        # JAX would share the memory of an array that the caller may change.
+        checked[name] = jnp.asarray(value.copy() if isinstance(value, np.ndarray) else value, known[name])
     return checked
 
 

@@ -62,7 +62,10 @@ class RowBlock:
         if self._keys and type(row) is dict and row.keys() == self._keys.keys():
             leaves = [row[key] for key in self._keys]  # `flatten` takes 25 us between calls of torch
         else:
-            leaves, structure = jax.tree.flatten(row)
+            try:
+                leaves, structure = jax.tree.flatten(row)
+            except ValueError:  # keys without an order, which the checks of rows refuse
+                return False
             if structure != self._structure:
                 return False
         at = self.count

@@ -27,8 +27,8 @@ FORMS: tuple[Form, ...] = get_args(Form)
 _SHARED = frozenset(map(np.dtype, ("bool", "uint8", "int8", "int16", "uint32", "int32", "float32")))
 
 
-_ALIGNMENT = 64  # bytes; XLA on CPUs shares memory that begins at multiples of it, and copies other
-_SMALL = 4096  # bytes that are copied sooner than their address is read
+_ALIGNMENT = 64  # bytes; XLA on CPUs shares memory that begins at multiples of it
+_SMALL = 4096  # bytes that XLA shares, or copies before the call returns
 
 _ELSEWHERE = {
     "to": 'Write replay.sample(256, to="torch")',
@@ -128,14 +128,25 @@ def to_array(value: Any, name: str) -> Any:
 
 
 def unshared(tree: PyTree) -> PyTree:
-    """Return a tree with copies of the NumPy arrays that a jitted call would share, and read after the caller changes them."""
+    """Return a tree with copies of NumPy arrays, which a program may read after the call that took them returned.
+
+    XLA shares aligned memory, and copies that of large other arrays in another thread.
+    """
 
     def copied(leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray) or (leaf.nbytes > _SMALL and leaf.ctypes.data % _ALIGNMENT):
+        if not isinstance(leaf, np.ndarray):
             return leaf
-        return leaf.copy()
+        if leaf.nbytes <= _SMALL or leaf.dtype.hasobject:
+            return leaf.copy()
+        memory = np.empty(leaf.nbytes + _ALIGNMENT, np.uint8)
+        copy = memory[-memory.ctypes.data % _ALIGNMENT :][: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+        copy[...] = leaf
+        return copy
 
-    return jax.tree.map(copied, tree)
+    try:
+        return jax.tree.map(copied, tree)
+    except ValueError:  # keys without an order, which the checks of rows refuse
+        return tree
 
 
 def to_rows(tree: PyTree) -> PyTree:

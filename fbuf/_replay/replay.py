@@ -988,8 +988,8 @@ class Replay:
         """Keep one row for a later write if the lock is free; return whether it was kept."""
         with self._lock.mutex:
             block = self._engine.block
-            free = self._lock.is_free() and not self._closed and not self._engine.state.header.is_deleted()
-            free = free and not self._engine.may_wait
+            free = self._lock.is_free() and not self._closed and not self._engine.may_wait
+            free = free and not self._engine.state.header.is_deleted()
             return free and block is not None and block.count + 1 < block.length and block.append(row, mask)
 
     def _check_state(self) -> None:

@@ -223,15 +223,30 @@ def test_arrays_may_be_changed_after_a_call():
     for _ in range(3):  # the first one compiles
         late, header = slow(replay.state.header, jnp.ones((200, 200)))
         replay.state = replay.state.replace(header=header)
-        error, row, rows = aligned(15), aligned(64), aligned(15, 64)
+        error, row, rows, beta = aligned(15), aligned(64), aligned(15, 64), aligned()
         replay.update_priority(jax.tree.map(jnp.asarray, index), error)  # of JAX: it waits for no draw
         replay.add({"x": row}, priority=jnp.ones(()))
         index = replay.extend({"x": rows})
+        replay.set(beta=beta)
         waited |= not late.is_ready()
-        error[:], row[:], rows[:] = 7, 7, 7
+        for array in (error, row, rows, beta):
+            array[...] = 7
+        assert float(replay.stats()["beta"]) == 1
         assert float(replay.stats()["max_priority"]) == 1
         assert (replay.rows().data["x"] == 1).all()
     assert waited
+
+
+def test_large_arrays_may_be_changed_after_a_call():
+    """Memory that is not aligned is copied in another thread."""
+    replay = fbuf.Replay(fbuf.Buffer(16), {"x": np.zeros((1024, 1024), np.uint8)})
+    rows = np.zeros((16 << 20) + 64, np.uint8)
+    rows = rows[-rows.ctypes.data % 64 + 16 :][: 16 << 20].reshape(16, 1024, 1024)
+    for number in range(3):
+        rows[...] = number
+        replay.extend({"x": rows})
+        rows[...] = 7
+        assert (np.asarray(replay.rows().data["x"]) == number).all()
 
 
 _DEVICES = """
