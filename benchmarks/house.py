@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 90,
     "public names": 150,
-    "code lines of fbuf/": 39_480,
+    "code lines of fbuf/": 39_474,
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 0,

@@ -74,9 +74,8 @@ class HostAnchors:
         self._memory: list[Any] = [
             self._view.memory(tail[:, lane].tolist(), undecided[lane], step[lane]) for lane in lanes
         ]
-        self._opened_by_lane = np.zeros(
-            ((most + len(tail)) * self._lanes), np.int64
-        )  # slots, one of each lane after another
+        # Slots, one of each lane after another.
+        self._opened_by_lane = np.zeros((most + len(tail)) * self._lanes, np.int64)
         self._more = [0] * self._lanes  # how many
         self.flags = np.zeros(most if self._plain else (most, self._lanes), np.uint8)  # of the rows of the block
         self._by_step = self.flags.reshape(-1, self._lanes)

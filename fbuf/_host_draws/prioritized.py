@@ -86,7 +86,7 @@ def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
 
 
 def _computed(compute: Any, read: list[bytes]) -> tuple[np.ndarray[Any, Any], ...]:
-    """Return what `compute` does, and note the bytes of slots and generations: who reads them may change them."""
+    """Return what `compute` does, and note the bytes of slots and generations, which the caller may change later."""
     made: tuple[np.ndarray[Any, Any], ...] = compute()
     read[:] = made[0].tobytes(), made[1].tobytes()
     return made
@@ -130,11 +130,8 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
         super().drop()
-        self._noted: tuple[Any, Any, list[bytes]] = (
-            None,
-            None,
-            [],
-        )  # of the last batch: version, and its index once read
+        # Of the last batch: what `_version` returned, and the bytes of its index once that was read.
+        self._noted: tuple[Any, Any, list[bytes]] = None, None, []
         # Slots that collected rows opened in the tree, and how many they closed.
         self._opened, self._closed = list[int](), 0
         # What slots had before these changes, where a store may not take the rows.
