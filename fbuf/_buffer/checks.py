@@ -264,10 +264,10 @@ def can_trace(buffer: BufferConfig, state: Any, *arguments: Any) -> bool:
 def _is_taken(tree: Any) -> bool:
     """Return whether jit takes all leaves without converting them, and none is a tracer."""
     kind: Any = type(tree)
-    if isinstance(tree, (np.ndarray, np.generic)):
-        return tree.dtype.kind in "biufc" and not (tree.dtype.itemsize == 8 and needs_x64(tree.dtype))
     if tree is None or _is_concrete(kind):
         return True
+    if isinstance(tree, (np.ndarray, np.generic)):
+        return tree.dtype.kind in "biufc" and not (tree.dtype.itemsize == 8 and needs_x64(tree.dtype))
     if kind is dict and {str}.issuperset(map(type, tree)):  # flattening takes three times as long
         return all(map(_is_taken, tree.values()))
     try:
