@@ -68,7 +68,7 @@ class Engine:
         self.warns_short = buffer.sampler.once
         self._sent: np.ndarray[Any, Any] | None = None  # the block written last, until it is known to be stored
         self.block_failed = False  # it could not be
-        self.may_wait = True  # a row for later ones, as of `waits`
+        self.may_wait = True  # a row for later ones of its lane, as of `waits`
         self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not buffer.sampler.on_host
         self._spec = buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
@@ -117,7 +117,7 @@ class Engine:
     def collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
         block = self.block
-        if block is None or priority is not None or self.waits():
+        if block is None or priority is not None or self.waits(mask):
             return False
         if block.count == block.length:  # the last write of it was interrupted, or raised
             self._write_block()
@@ -131,15 +131,18 @@ class Engine:
                 raise
         return True
 
-    def waits(self) -> bool:
-        """Return whether a row whose priority was given waits for later ones. Rows are written at once until it is an anchor.
+    def waits(self, mask: Any = None) -> bool:
+        """Return whether a row whose priority was given waits for the one that is added, which is written at once then.
 
-        It may then be the largest priority, which later rows get; those of one write get the largest before it.
+        Once it is an anchor, it may be the largest priority, which later rows get; those of one write get the largest before
+        it. Rows of other lanes, as `mask` says, do not make it an anchor.
         """
         if self.may_wait:
-            anchors = self.state.anchors
-            given = None if anchors is None else anchors.tail_priority
-            self.may_wait = given is not None and bool((np.asarray(given) >= 0).any())
+            given = None if self.state.anchors is None else self.state.anchors.tail_priority
+            lanes = np.zeros(1, bool) if given is None else (np.asarray(given) >= 0).any(axis=0)
+            self.may_wait = bool(lanes.any())
+            if isinstance(mask, (bool, np.bool_, np.ndarray)) and np.size(mask) == lanes.size:
+                return bool((lanes & np.ravel(mask)).any())
         return self.may_wait
 
     def update_priority(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
@@ -257,7 +260,7 @@ class Engine:
             if is_block:
                 self._sent = None
 
-    def warn_unstored(self, call: str) -> None:
+    def warn_unstored(self, call: str, stacklevel: int = 4) -> None:
         """Warn of added rows that could not be stored and wait."""
         if self.block_failed and self.block is not None and self._sent is not None:
             number = self.block.rows_in(self._sent) + self.block.rows_in(self.block.packed(self.block.length))
@@ -265,7 +268,7 @@ class Engine:
                 f"{call}: {counted(number, 'row')} that were added could not be stored yet. Make room and read `replay.state`, "
                 f"which writes them.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=stacklevel,
             )
 
     def _raise_failed(self) -> None:

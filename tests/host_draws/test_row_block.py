@@ -51,6 +51,20 @@ def test_rows_get_a_priority_that_was_given_once_its_row_is_an_anchor():
     same(*(leaves_of(replay.state) for replay in pair))
 
 
+@pytest.mark.parametrize(("sampler", "view"), by_tier(("prioritized", "transition"), more=[("ranked", "sequence")]))
+def test_rows_of_other_lanes_are_collected_while_one_waits_whose_priority_was_given(sampler, view):
+    pair = ours, theirs = make_pair("device", sampler, view, lanes=2, capacity=80)
+    row, collected = {name: np.array([leaf, leaf]) for name, leaf in ROW.items()}, list[int]()
+    for n in range(30):
+        mask, given = np.array([True, n % 10 > 5]), np.full(2, n, np.float32) if n % 10 == 1 else None
+        for replay in pair:
+            replay.add(row, priority=given, mask=mask | (given is not None))
+        assert theirs.state is not None  # writes the row
+        collected.append(ours._engine.block.count)
+    same(*(leaves_of(replay.state) for replay in pair))
+    assert collected[5] and not collected[6] and collected[25] and not collected[26], collected
+
+
 def test_rows_are_written_by_few_calls(monkeypatch):
     replay, lengths = make(1000), list[int]()
     real = row_block.write
