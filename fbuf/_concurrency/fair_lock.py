@@ -32,6 +32,8 @@ class _Waiter:
 class FairLock:
     """A lock whose waiting threads are served in order of arrival."""
 
+    forked = False  # whether this process is a forked child of the one that made the lock
+
     def __init__(self) -> None:
         self.mutex = threading.RLock()  # for steps that cannot wait
         self._numbers = itertools.count()
@@ -163,6 +165,8 @@ class FairLock:
 
 class _ForkedLock(FairLock):
     """A lock in a child process that was forked: its owner may be a thread of the parent, and JAX may hang."""
+
+    forked = True
 
     def depth(self) -> int:
         raise RuntimeError(

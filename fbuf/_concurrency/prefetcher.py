@@ -87,9 +87,11 @@ class Prefetch:
     def end(self) -> list[Any]:
         """End the thread after its current item; return the items that were not taken."""
         self.stop.request_stop()
+        if os.getpid() != self._process:  # a forked child, whose thread there is not, may have its lock
+            return []
         with self._filled:
             self._filled.notify_all()  # wake callers of `take`
-        if self._thread is not threading.current_thread() and os.getpid() == self._process:
+        if self._thread is not threading.current_thread():
             # With a timeout: this may run in the garbage collector, inside `make`.
             self._thread.join(_PATIENCE)
         with self._filled:

@@ -77,12 +77,12 @@ class Replay:
     `state` raises. Priorities that were set for them before are lost: they get that of new rows.
     Ctrl-C is deferred until the current write is complete. Arrays may be changed once the call that took them returned.
 
-    Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at
-    the latest before anything reads the state. From `Device` on a CPU, `Host`, `Compressed` or `Memmap`, with `Uniform`
-    or `Epoch`, of rows, transitions or windows whose episodes end by flags, `sample(to="numpy")` and `to="torch"` draw
-    with NumPy, collected rows included. From a prioritized buffer a small program sets the last priorities and draws the
-    slots. Batches, counts and errors are those of writing each row and priority at once. Rows with a priority, those after
-    it until the row can be drawn, JAX or CUDA arrays, and rows under a limit are written at once. So are rows of parts that
+    Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at the
+    latest before anything reads the state. From `Device` on a CPU, `Host`, `Compressed` or `Memmap`, with `Uniform` or
+    `Epoch`, of rows, transitions or windows whose episodes end by flags, `sample(to="numpy")` and `to="torch"` draw with
+    NumPy, collected rows included. From a prioritized buffer a small program sets the last priorities and draws the slots.
+    Batches, counts and errors are those of writing each row and priority at once. Rows with a priority, those after it in its
+    lane until the row can be drawn, JAX or CUDA arrays, and rows under a limit are written at once. So are rows of parts that
     do not say that they are `row_by_row`: in files, deduplicated or ragged, for transforms that compute or learn from rows,
     and windows of `Consume` or with `largest="held"`.
 
@@ -812,12 +812,11 @@ class Replay:
         paced = {} if self._limiter is None else self._limiter.limit.stats(self._limiter.pace)
         return stats | used | {f"limit_{name}": value for name, value in paced.items()}
 
-    @restores_lock
     def close(self) -> None:
         """End waiting and later calls of `add`, `extend` and `sample` with `ReplayClosed`, and end `batches`.
 
         Iterators first return their prefetched batches. Rows can still be read and saved. Wait until the current call is
-        dispatched. Closing twice is harmless; leaving a `with` closes too.
+        dispatched. Closing twice is harmless; leaving a `with` closes too. In a forked child nothing is closed.
 
         Example:
           >>> import fbuf, numpy as np
@@ -827,11 +826,17 @@ class Replay:
           >>> replay
           Replay(Buffer(capacity=100, sampler=Prioritized()), 5 rows, closed)
         """
+        refuse_trace("close")
+        if not self._lock.forked:
+            self._close()
+
+    @restores_lock
+    def _close(self) -> None:
         self._closed = True
         self._lock.notify()
         with self._lock.acquire():
             self._lock.notify()
-            self._engine.warn_unstored("Replay.close")
+            self._engine.warn_unstored("Replay.close", stacklevel=5)
 
     def __enter__(self) -> Replay:
         return self

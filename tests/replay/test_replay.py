@@ -78,6 +78,35 @@ def test_a_forked_child_cannot_use_the_replay_of_its_parent():
     assert run_python(code).stdout.split("\n") == 3 * ["True", "True", "True", "7"] + ["1 [1, 1]", ""]
 
 
+def test_a_forked_child_that_leaves_the_with_closes_nothing():
+    code = """
+        import os, threading, fbuf
+        held, free = threading.Event(), threading.Event()
+
+        def hold():
+            with batches._ahead._filled:  # which no thread of the child releases
+                held.set()
+                free.wait()
+
+        try:
+            with fbuf.Replay(fbuf.Buffer(8), {"t": 0}, limit=fbuf.limits.min_size(1)) as replay:
+                replay.add({"t": 1})
+                with replay.batches(2) as batches:
+                    threading.Thread(target=hold).start()
+                    held.wait()
+                    child = os.fork()
+                    if child == 0:
+                        raise SystemExit(7)
+                    free.set()
+                    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), next(batches).data["t"].tolist())
+                replay.add({"t": 2})
+                print(len(replay))
+        except SystemExit as error:
+            os._exit(error.code)
+    """
+    assert run_python(code).stdout == "7 [1, 1]\n2\n"
+
+
 @pytest.mark.more
 def test_a_replay_that_is_loaded_again_and_again_compiles_nothing_and_takes_no_more_slots(tmp_path):
     buffer = fbuf.Buffer(16, storage=fbuf.storages.Host())
