@@ -83,7 +83,7 @@ class Engine:
         self._view = choose.host_view(self.buffer, self.state) if self.packs else None
         self.host: HostDraws | None = choose.host_draws(self.buffer, self.impl, self._view, list(self._spec))
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
-        self.block: RowBlock | None = row_block.block_of(self.buffer, self.state, 64 if self.host is None else 256)
+        self.block: RowBlock | None = row_block.block_of(self.buffer, self.state, 64 if self.host is None else 512)
         updates = self.packs and self._on_device and self.buffer.dense and self.buffer.sampler.prioritized
         self.deferred: Deferred = self.host or (PriorityUpdate(self.buffer) if updates else Deferred())
 

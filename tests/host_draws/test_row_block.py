@@ -76,13 +76,13 @@ def test_rows_are_written_by_few_calls(monkeypatch):
     monkeypatch.setattr(row_block, "write", extend)
     for n in range(600):
         replay.add(row(n))
-    assert lengths == [256, 256] and len(replay) == 600
+    assert lengths == [512] and len(replay) == 600
     replay.sample(4, to="numpy")  # reads them where they are
     assert replay._engine.block is not None and replay._engine.block.count == 88
     replay.sample(4)  # writes them, too
-    assert lengths == [256, 256] and replay._engine.block.count == 0
+    assert lengths == [512] and replay._engine.block.count == 0
     replay.add(row(600))
-    assert replay.stats()["size"] == 601 and lengths == [256, 256, 16]
+    assert replay.stats()["size"] == 601 and lengths == [512, 16]
     assert replay.rows().data["n"][:600].tolist() == list(range(600))
 
 

@@ -303,7 +303,7 @@ def test_a_failed_write_to_chosen_slots_changes_nothing(writer, storage, sampler
 @pytest.mark.parametrize("storage", IN_MEMORY)
 def test_rows_that_were_collected_are_kept_until_they_are_stored(storage, tmp_path):
     """Calls that raised and are repeated leave every row once, in order; meanwhile others read what is stored."""
-    replay = fbuf.Replay(fbuf.Buffer(1000, storage=IN_MEMORY[storage]), PLAIN)
+    replay = fbuf.Replay(fbuf.Buffer(2000, storage=IN_MEMORY[storage]), PLAIN)
     length = replay._engine.block.length
     kept = f"{length} rows were not written: they are kept, and written before the next rows"
     added = raised = 0
@@ -326,7 +326,7 @@ def test_rows_that_were_collected_are_kept_until_they_are_stored(storage, tmp_pa
         for _ in range(2):
             assert len(replay) == length == int(replay.rows().mask.sum())
             assert (replay.sample(100).data["t"] < length).all()
-        with pytest.warns(RuntimeWarning, match=f"{added - length} rows that were added"):
+        with pytest.warns(RuntimeWarning, match=f"{added - length:,} rows that were added"):
             replay.save(str(tmp_path))
         raises(OSError, kept, replay.extend, plain_rows(added, 2))
     if storage == "host":
