@@ -8,6 +8,7 @@ bytes, because each array costs some microseconds. They have a mask, and one of 
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import jax
@@ -35,19 +36,19 @@ class RowBlock:
 
     def __init__(self, buffer: Buffer, state: BufferState, length: int):
         record, self._structure = _record(buffer, state)
-        self._keys = dict.fromkeys(flat_keys(self._structure) or ())  # of a plain dict of leaves, in their order
+        keys = flat_keys(self._structure) or ()  # of a plain dict of leaves, in their order
+        self._keys = dict.fromkeys(keys)
+        self._items: Any = operator.itemgetter(*keys) if len(keys) > 1 else lambda row: [row[key] for key in keys]
         self._records = np.zeros(length, record)
         self._bytes = self._records.view(np.uint8).reshape(length, -1)
-        self._mask = self._records["mask"]
-        self._mask[:] = True
-        self._columns: list[tuple[Any, ...]] = []
-        for name in (record.names or ())[:-1]:
-            column = self._records[name]
+        *names, _ = record.names or ()
+        self.columns = [self._records[name] for name in names]  # the memory of each leaf, [N, ...] or [N, E, ...]
+        self._formats: list[tuple[Any, ...]] = []  # of the leaves
+        for column in self.columns:
             dtype, shape = column.dtype, column.shape[1:]
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
             scalar, numbers = (None, ()) if shape else (dtype.type, _NUMBERS[dtype.kind])
-            self._columns.append((column, dtype, shape, scalar, (wide, numbers, *_bounds(dtype))))
-        self.columns = [column for column, *_ in self._columns]  # the memory of each leaf, [N, ...] or [N, E, ...]
+            self._formats.append((dtype, shape, scalar, (wide, numbers, *_bounds(dtype))))
         lengths = {_SHORT, _MOST_READ // buffer.geometry.lanes, length}
         self.lengths = sorted(number for number in lengths if _SHORT <= number <= length or number == length)
         self.most_read = (
@@ -60,7 +61,7 @@ class RowBlock:
     def append(self, row: PyTree, mask: Any) -> bool:
         """Copy one row. Return False, and keep nothing, unless its leaves are NumPy arrays or numbers of the row format."""
         if self._keys and type(row) is dict and row.keys() == self._keys.keys():
-            leaves = [row[key] for key in self._keys]  # `flatten` takes 25 us between calls of torch
+            leaves = self._items(row)  # `flatten` takes 25 us between calls of torch
         else:
             try:
                 leaves, structure = jax.tree.flatten(row)
@@ -68,38 +69,29 @@ class RowBlock:
                 return False
             if structure != self._structure:
                 return False
-        at = self.count
-        for leaf, (column, dtype, shape, scalar, others) in zip(leaves, self._columns, strict=True):
+        for leaf, (dtype, shape, scalar, others) in zip(leaves, self._formats, strict=True):
             kind = type(leaf)
             if kind is scalar or (kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape):
-                column[at] = leaf
                 continue
             wide, numbers, least, most = others
             if kind in numbers:
                 # bfloat16 takes no int of more than 64 bits
                 if not least <= leaf <= most or (dtype.kind == "V" and kind is int and leaf.bit_length() > 63):
                     return False
-                column[at] = leaf
             elif not (kind is np.ndarray or issubclass(kind, np.generic)) or leaf.shape != shape:
                 return False
-            elif leaf.dtype == dtype:
-                column[at] = leaf
-            elif leaf.dtype == wide and (fits(leaf, dtype) if shape else least <= leaf <= most):
-                column[at] = leaf  # as JAX does without x64
-            else:
+            elif leaf.dtype != dtype and not (
+                leaf.dtype == wide and (fits(leaf, dtype) if shape else least <= leaf <= most)
+            ):
+                return False  # JAX narrows those that fit, without x64
+        if mask is not None:
+            if not isinstance(mask, (bool, np.bool_, np.ndarray)) or np.shape(mask) != self._records["mask"].shape[1:]:
                 return False
-        if mask is None:
-            if self.masked:
-                self._mask[at] = True
-        elif isinstance(mask, (bool, np.bool_, np.ndarray)) and np.shape(mask) == self._mask.shape[1:]:
-            mask = np.asarray(mask)
-            if mask.dtype != bool:
+            if np.asarray(mask).dtype != bool:
                 return False
-            self.masked = True  # before an interrupt leaves the mask for a later row
-            self._mask[at] = mask
-        else:
-            return False
-        self.count = at + 1
+            self.masked = True
+        self._records[self.count] = *leaves, True if mask is None else mask
+        self.count += 1
         return True
 
     def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:
@@ -119,8 +111,6 @@ class RowBlock:
 
     def clear(self) -> None:
         """Remove every row."""
-        if self.masked:
-            self._mask[:] = True
         self.count, self.masked = 0, False
         self.cleared += 1
 

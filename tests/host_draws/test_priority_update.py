@@ -225,7 +225,7 @@ def test_an_interrupt_waits_for_the_end_of_a_draw(method, text: str, storage: st
     same(*(leaves_of(replay.state) for replay in pair))
 
 
-@pytest.mark.parametrize("text", ["self.masked = True", "self._mask[at] = mask", "self.count = at + 1"])
+@pytest.mark.parametrize("text", ["self.masked = True", "self._records[self.count] =", "self.count += 1"])
 def test_an_interrupted_masked_row_hides_no_later_one(text: str) -> None:
     replay = fbuf.Replay(fbuf.Buffer(24), {"t": 0})
     interrupted(lambda: replay.add({"t": 1}, mask=False), RowBlock.append.__code__, text)
