@@ -100,15 +100,12 @@ class HostAnchors:
 
     def _ends(self, block: RowBlock, first: int, last: int) -> dict[int, list[int]]:
         """Return the flags of the rows that end episodes: by step, in their order, of each lane."""
-        lanes, ended = self._lanes, [0] * ((last - first) * self._lanes)
+        lanes, ends = self._lanes, dict[int, list[int]]()
         for leaf, bits in self._bits:
-            column = block.columns[leaf][first:last].reshape(-1).tolist()
-            if any(column):
-                ended = [flags | bits if end else flags for flags, end in zip(ended, column, strict=True)]
-        if not any(ended):
-            return {}
-        steps = enumerate((ended[number : number + lanes] for number in range(0, len(ended), lanes)), first)
-        return {step: flags for step, flags in steps if any(flags)}
+            for number in block.columns[leaf][first:last].reshape(-1).nonzero()[0].tolist():
+                step, lane = divmod(number, lanes)
+                ends.setdefault(first + step, [0] * lanes)[lane] |= bits
+        return dict(sorted(ends.items())) if len(ends) > 1 else ends
 
     def _add_uniform(self, step: int, end: list[int], most: int) -> int:
         """Add a row that opens an anchor in every lane, or none in any.
@@ -164,6 +161,8 @@ class HostAnchors:
     def _close(self, step: int, number: int) -> int | None:
         """Close the anchors that rows close. Return how many in each lane; None if that differs."""
         (slots, bounds), lanes = self._closes, self._lanes
+        if bounds[step] == bounds[step + number]:
+            return 0
         slots = slots[bounds[step] : bounds[step + number]]
         self.closed += slots
         closed = [0] * lanes

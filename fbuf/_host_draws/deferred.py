@@ -18,7 +18,7 @@ class Deferred:
     """What waits, and how collected rows are written before it is done.
 
     Attributes:
-      update: Priorities that wait for the next draw, as `packed_update` returns them, if any.
+      update: Priorities that wait for the next draw, int32[3, B] of `packed_update`, if any.
       fuses: Whether the program that draws may write the collected rows, after it set `update`.
     """
 

@@ -58,13 +58,13 @@ class Drawn(NamedTuple):
     """Anchors that were drawn."""
 
     slot: np.ndarray[Any, Any]  # int64[B]
-    weights: Callable[[], tuple[np.ndarray[Any, Any], ...]]  # computes probabilities and weights float32[B]
+    chances: Callable[[str], np.ndarray[Any, Any]]  # computes "probability" or "weight" float32[B]
     new: np.ndarray[Any, Any] | None = None  # those that opened with collected rows, where known
 
 
-def equal_weights(size: int, total: Any) -> tuple[np.ndarray[Any, Any], ...]:
-    """Return the probabilities and weights float32[B] of a uniform draw of `total` anchors."""
-    return np.full(size, np.float32(1) / np.float32(total)), np.ones(size, np.float32)
+def equal_chances(size: int, total: Any, name: str) -> np.ndarray[Any, Any]:
+    """Return the "probability" or "weight" float32[B] of a uniform draw of `total` anchors."""
+    return np.full(size, np.float32(1) / np.float32(total if name == "probability" else 1))
 
 
 class HostDraws(Deferred):
@@ -117,10 +117,12 @@ class HostDraws(Deferred):
         self._key = after
         generations = self._rings.generations(state.header, more)
 
-        def rest() -> tuple[np.ndarray[Any, Any], ...]:
-            return slot.astype(np.int32), generations(slot), *drawn.weights(), np.ones(size, bool)
+        def compute(name: str) -> Any:
+            if name == "index":
+                return slot.astype(np.int32), generations(slot)
+            return np.ones(size, bool) if name == "mask" else drawn.chances(name)
 
-        return after, HostBatch(self._structure, leaves, rest)
+        return after, HostBatch(self._structure, leaves, compute)
 
     def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
         """Return functions that lower the programs of such draws, but for the random bits; with the rows of `block`, if any."""
@@ -143,7 +145,7 @@ class HostDraws(Deferred):
             slot, new = self._slots(self._rings.read(engine.state.header, more), rank), None
         else:
             slot, new = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
-        return Drawn(slot, functools.partial(equal_weights, size, total), new)
+        return Drawn(slot, functools.partial(equal_chances, size, total), new)
 
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the slots of rows int64[B], counted lane by lane, oldest first."""

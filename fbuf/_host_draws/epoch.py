@@ -16,7 +16,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.dispatch import with_fields
-from fbuf._host_draws.draws import Drawn, HostDraws, equal_weights
+from fbuf._host_draws.draws import Drawn, HostDraws, equal_chances
 from fbuf._host_draws.row_block import RowBlock
 from fbuf.samplers import Epoch
 from fbuf.samplers._epoch import EpochPosition
@@ -103,13 +103,21 @@ class EpochDraws(HostDraws):
             position, *_, number, taken, left = self._draw
             drawn = batch[1]
             if number.size < size:
-                slots, *others = drawn.rest()
-                for leaf in (*drawn.leaves, *others):
+                for leaf in drawn.leaves:
                     leaf[number.size :] = 0
-                slots[number.size :] = self._buffer.capacity
+                drawn.compute = functools.partial(self._masked, drawn.compute, number.size)
             drawn.last = np.array(left < self._least(size))
             self._position, self._waits = position._replace(taken=taken), True
         return batch
+
+    def _masked(self, compute: Any, number: int, name: str) -> Any:
+        """Return what `compute` does, of a batch of which `number` entries are rows."""
+        found = compute(name)
+        for leaf in found if name == "index" else [found]:
+            leaf[number:] = 0
+        if name == "index":
+            found[0][number:] = self._buffer.capacity
+        return found
 
     def settle(self, engine: Any) -> None:
         """Put the position into the state, if it waits."""
@@ -167,7 +175,7 @@ class EpochDraws(HostDraws):
             slot, new = self._slots(self._rings.read(engine.state.header, more), rank), None
         else:
             slot, new = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
-        return Drawn(slot, functools.partial(equal_weights, size, position.total), new)
+        return Drawn(slot, functools.partial(equal_chances, size, position.total), new)
 
     def _find(self, engine: Any, block: RowBlock | None, size: int) -> _Draw:
         """Find the anchors to draw from a state and collected rows."""

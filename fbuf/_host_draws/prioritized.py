@@ -85,11 +85,12 @@ def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
     return jax.jit(draw, donate_argnums=0 if changed or updated else (), compiler_options=sequential_options())
 
 
-def _computed(compute: Any, read: list[bytes]) -> tuple[np.ndarray[Any, Any], ...]:
+def _computed(compute: Any, read: list[bytes], name: str) -> Any:
     """Return what `compute` does, and note the bytes of slots and generations, which the caller may change later."""
-    made: tuple[np.ndarray[Any, Any], ...] = compute()
-    read[:] = made[0].tobytes(), made[1].tobytes()
-    return made
+    found = compute(name)
+    if name == "index":
+        read[:] = [part.tobytes() for part in found]
+    return found
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -137,6 +138,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         # What slots had before these changes, where a store may not take the rows.
         self._before = dict[int, tuple[float, float]]()
         self._new: tuple[Any, Any] = (), ()  # slots that the next draw closes, and opens
+        self._largest = 0  # bits of the largest error of the update
 
     def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`, and note the rows."""
@@ -199,7 +201,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         def each(which: int) -> np.ndarray[Any, Any]:
             return drawn[:, which].flatten()[:size]
 
-        return Drawn(each(1).view(np.int32).astype(np.int64), lambda: (each(0), each(2)))
+        return Drawn(each(1).view(np.int32).astype(np.int64), lambda name: each(0 if name == "probability" else 2))
 
     def _words(self, size: int, changed: int, update: np.ndarray[Any, Any] | None) -> tuple[Any, Any, Any]:
         """Return a program and its words, with those of an update, as integers and as floats."""
@@ -216,7 +218,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             words[_FIRST + count : _FIRST + updated] = self._geometry.capacity
             first = _FIRST + updated + changed
             words[first : first + count] = update[1]
-            words[1] = update[1].max()  # of floats >= 0 the order of the bits is theirs
+            words[1] = self._largest
         return known
 
     def _call(self, engine: Any, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
@@ -248,9 +250,10 @@ class PriorityDraws(HostDraws, PriorityUpdate):
 
     def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
-        packed = packed_update(index, error, mask)
-        if packed is None:
+        found = packed_update(index, error, mask)
+        if found is None:
             return False
+        packed, largest = found
         if block is not None and any(self._changes(engine, block)):
             engine.flush()
         (noted, *before), (header, now), (slot, _, generation) = self._noted, self._version(engine, block), packed
@@ -258,7 +261,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         if not current and not (self._buffer.dense and self._rings.holds(header, slot, generation.view(_UINT), now[1])):
             return False
         self.settle(engine)
-        self.update = packed
+        self.update, self._largest = packed, largest
         return True
 
     def settle(self, engine: Any) -> None:

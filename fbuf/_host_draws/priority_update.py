@@ -16,10 +16,14 @@ from fbuf._host_draws.rings import HostRings
 from fbuf._host_draws.row_block import RowBlock
 
 _INT, _UINT, _FLOAT, _DOUBLE = map(np.dtype, (np.int32, np.uint32, np.float32, np.float64))
+_WITHOUT_SIGN, _INFINITY = np.array(0x7FFFFFFF, np.int32), 0x7F800000  # bits of float32
 
 
-def packed_update(index: Index, error: Any, mask: Any) -> np.ndarray[Any, Any] | None:
-    """Return int32[3, B], slots and the bits of |errors| and generations; None unless they are finite NumPy arrays [B]."""
+def packed_update(index: Index, error: Any, mask: Any) -> tuple[np.ndarray[Any, Any], int] | None:
+    """Return int32[3, B], slots and the bits of |errors| and generations, and the bits of the largest error.
+
+    None unless they are finite NumPy arrays [B].
+    """
     slot: Any = index.slot
     generation: Any = index.generation
     if mask is not None or not (type(slot) is type(generation) is type(error) is np.ndarray):
@@ -32,9 +36,10 @@ def packed_update(index: Index, error: Any, mask: Any) -> np.ndarray[Any, Any] |
         with np.errstate(over="ignore"):
             error = error.astype(_FLOAT)
     packed = np.array((slot, error.view(_INT), generation.view(_INT)))
-    magnitude = packed[1].view(_FLOAT)
-    np.abs(magnitude, out=magnitude)
-    return packed if magnitude.max() < np.inf else None  # not of NaN
+    bits = packed[1]
+    bits &= _WITHOUT_SIGN
+    largest = int(bits.max())  # of floats >= 0 the order of the bits is theirs, and NaN is above infinity
+    return (packed, largest) if largest < _INFINITY else None
 
 
 class PriorityUpdate(Deferred):
@@ -50,10 +55,11 @@ class PriorityUpdate(Deferred):
 
     def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Write the collected rows, then let the update wait."""
-        packed = packed_update(index, error, mask)
-        if packed is None:
+        found = packed_update(index, error, mask)
+        if found is None:
             return False
         engine.flush()
+        packed, _ = found
         fresh = self._rings.holds(engine.state.header, packed[0], packed[2].view(_UINT))
         self.update = packed if fresh else None
         return fresh

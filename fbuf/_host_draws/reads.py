@@ -47,24 +47,12 @@ class HostBatch:
     Args:
       structure: Of the data.
       leaves: Of the data.
-      compute: Computes slots, generations, probability, weight and mask.
+      compute: Computes what a `Sample` calls "probability", "weight" or "mask"; of "index" slots and generations.
     """
 
-    def __init__(
-        self,
-        structure: BatchStructure,
-        leaves: list[np.ndarray[Any, Any]],
-        compute: Callable[[], tuple[np.ndarray[Any, Any], ...]],
-    ):
+    def __init__(self, structure: BatchStructure, leaves: list[np.ndarray[Any, Any]], compute: Callable[[str], Any]):
         self.leaves, self.compute, self._structure = leaves, compute, structure
-        self._rest: tuple[np.ndarray[Any, Any], ...] | None = None
         self.last: np.ndarray[Any, Any] | None = None
-
-    def rest(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """Return slots, generations, probability, weight and mask, the same arrays each time."""
-        if self._rest is None:
-            self._rest = self.compute()
-        return self._rest
 
     def to_numpy(self) -> Sample:
         """Return a batch of arrays."""
@@ -76,10 +64,8 @@ class HostBatch:
 
     def _converted(self, convert: Any) -> Sample:
         def compute(name: str) -> Any:
-            slot, generation, *others = self.rest()
-            if name == "index":
-                return Index(convert(slot), convert(generation))
-            return convert(others[("probability", "weight", "mask").index(name)])
+            found = self.compute(name)
+            return Index(*map(convert, found)) if name == "index" else convert(found)
 
         last = None if self.last is None else convert(self.last)
         return self._structure.batch(list(map(convert, self.leaves)), compute, last)
