@@ -54,7 +54,7 @@ init(Transition(autoreset="same_step", episode="id"), ROW) => ValueError no leaf
 """
 
 
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize("autoreset", by_tier("next_step", more=["same_step"]))
 def test_a_cut_ends_an_episode(autoreset):
     buffer = fbuf.Buffer(8, view=fbuf.views.Episode(3, autoreset=autoreset))
     state = buffer.extend(buffer.init(jax.tree.map(lambda leaf: leaf[0], steps(0, 1))), steps(0, 3))
@@ -70,7 +70,7 @@ def test_wrong_lanes_and_ids_are_refused():
     refusals.check_all(WRONG, globals() | names)
 
 
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize("autoreset", by_tier("next_step", more=["same_step"]))
 def test_no_transition_leads_across_a_restart(autoreset, tmp_path):
     buffer = fbuf.Buffer(20, view=dataclasses.replace(STEPS, autoreset=autoreset))
     fbuf.save(tmp_path, buffer, buffer.extend(buffer.init(ROW), steps(0, 5)))

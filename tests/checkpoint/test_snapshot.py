@@ -237,7 +237,7 @@ def peak(work):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
+@pytest.mark.parametrize("files", by_tier(True, more=[False], ids=lambda files: "files" if files else "memory"))
 @pytest.mark.parametrize("codec", [None, Deflate(chunk=8)], ids=["ring", "chunks"])
 def test_a_save_and_a_load_hold_little(codec, files, tmp_path, monkeypatch):
     monkeypatch.undo()  # real sizes

@@ -11,7 +11,6 @@ from tests.support.tables import one_of
 CASES = [
     ("Uniform", "Transition(3)", 3, True),
     ("Uniform", "Sequence(4)", None, False),
-    ("Prioritized", "Transition()", 3, True),
 ]
 RECOMMENDED = [
     *itertools.product(("Uniform", "Prioritized"), ("Transition()", "Transition(3)", "Sequence(4)"), (None, 3)),

@@ -26,9 +26,14 @@ def several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_file, "_WRITE_BLOCKS", 2)
 
 
-@pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])
 @pytest.mark.parametrize(
-    "number", by_tier(errno.EIO, None, more=[errno.ENOSPC], ids=lambda n: errno.errorcode.get(n, "killed"))
+    ("number", "dead"),
+    by_tier(
+        (errno.EIO, False),
+        (None, True),
+        more=itertools.product((errno.EIO, None, errno.ENOSPC), (False, True)),
+        ids=lambda number, dead: f"{errno.errorcode.get(number, 'killed')}-{'from there on' if dead else 'once'}",
+    ),
 )
 def test_every_call_fails_once(number, dead):
     base = disk_of(1, 2)

@@ -94,7 +94,7 @@ def test_a_slow_lane_does_not_keep_segments_alive():
     check_rows(store, tickets, np.stack(slow))
 
 
-@pytest.mark.parametrize("files", [False, True])
+@pytest.mark.parametrize("files", by_tier(True, more=[False]))
 @pytest.mark.parametrize("codec", by_tier(Zstd(), more=[None]))
 def test_two_threads_read_while_one_writes(codec, files, tmp_path):
     columns, sizes = columns_of(codec, shape=(600,), dtype="uint64"), {"lanes": 2, "length": 300, "slack": 0}

@@ -31,7 +31,7 @@ def test_a_killed_process_loses_no_row(tmp_path):
     support.check_killed("files", tmp_path / "store", 12)
 
 
-@KIND
+@pytest.mark.parametrize("kind", by_tier("memmap", more=["files"]))
 def test_flushed_rows_survive_a_power_failure(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(file_arena.FileArena, "small", 8192)
     for seed in range(8):

@@ -17,7 +17,7 @@ from tests.support.store import Deflate, Plain, check_rows, compressible, fetch,
 from tests.support.tables import by_tier
 
 
-@pytest.mark.parametrize("own", [Zstd(), Deflate(8), Plain(8)], ids=["zstd", "deflate", "plain"])
+@pytest.mark.parametrize("own", by_tier(Zstd(), Plain(8), more=[Deflate(8)], ids=lambda own: type(own).__name__))
 def test_every_flipped_bit_of_a_loaded_chunk_is_found(own):
     store, rows, tickets = compressible(own)
     store = load(store)
@@ -100,7 +100,7 @@ def test_chunks_find_a_replaced_dictionary():
         raises(StoreCorrupted, "damaged", fetch, damaged, tickets[i])
 
 
-@pytest.mark.parametrize("own", by_tier(None, Zstd(), more=[Deflate()]))
+@pytest.mark.parametrize("own", by_tier(None, more=[Zstd(), Deflate()]))
 def test_every_flipped_bit_of_an_update_is_found(own):
     store = make(own, shape=(100,), length=10)
     tickets = store.write([np.zeros((4, 1, 100), np.uint8)], None)[:, 0]

@@ -24,8 +24,8 @@ VIEWS = host_views.VIEWS | {"row": Row()}
 
 CASES = by_tier(
     ("n", None, "shuffled", 17, Device()),
-    ("row", 3, "in order", 17, Device()),
     more=[
+        ("row", 3, "in order", 17, Device()),
         ("row", None, "whole", 17, Device()),
         ("stack", 2, "whole", 40, Device()),
         ("n", 2, "shuffled", 17, Host(keys=("obs",))),

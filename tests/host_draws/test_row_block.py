@@ -244,7 +244,7 @@ def test_a_limit_counts_each_row():
         pytest.param(
             {"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 5, marks=pytest.mark.more
         ),
-        ({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2),
+        pytest.param({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2, marks=pytest.mark.more),
     ],
     ids=["ranked", "collected", "limit", "at once"],
 )

@@ -7,6 +7,7 @@ import pytest
 import fbuf
 from fbuf import samplers, views
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 
 EXAMPLE = {"t": np.int32(0), "terminated": False}
 
@@ -21,7 +22,7 @@ def numbers(batches):
     return [int(t) for batch in batches for t in batch.data["t"][np.asarray(batch.mask)].reshape(-1)]
 
 
-@pytest.mark.parametrize("sampler", [samplers.Consume(), samplers.Prioritized()], ids=repr)
+@pytest.mark.parametrize("sampler", by_tier(samplers.Consume(), more=[samplers.Prioritized()], ids=repr))
 def test_each_row_once_and_nothing_else_changes(sampler):
     """Consumed rows are drawn too; sampler, limit and counts stay as they are; only one key is taken."""
     limit = fbuf.limits.at_most(1)

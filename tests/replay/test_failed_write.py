@@ -24,7 +24,9 @@ from tests.support.tables import by_tier
 LOST = "5 rows were not written: write them again"
 
 
-@pytest.mark.parametrize(("storage", "prioritized"), [("memmap", False), ("files", False), ("compressed", False)])
+@pytest.mark.parametrize(
+    ("storage", "prioritized"), by_tier(("memmap", False), ("compressed", False), more=[("files", False)])
+)
 def test_a_replay_goes_on_after_a_write_that_failed(storage, prioritized, tmp_path):
     in_files = storage in ("memmap", "files")
     replay = fbuf.Replay(plain_buffer(storage, tmp_path / "store", prioritized), PLAIN)
@@ -300,7 +302,7 @@ def test_a_failed_write_to_chosen_slots_changes_nothing(writer, storage, sampler
     assert int(buffer.stats(state)["refused_rows"]) == lost > 10
 
 
-@pytest.mark.parametrize("storage", IN_MEMORY)
+@pytest.mark.parametrize("storage", by_tier("host", more=["compressed"]))
 def test_rows_that_were_collected_are_kept_until_they_are_stored(storage, tmp_path):
     """Calls that raised and are repeated leave every row once, in order; meanwhile others read what is stored."""
     replay = fbuf.Replay(fbuf.Buffer(2000, storage=IN_MEMORY[storage]), PLAIN)

@@ -244,7 +244,7 @@ def test_new_rows_get_the_largest_priority(largest):
     assert float(state.sampler.beta) == 0.75 and float(state.sampler.alpha) == 1
 
 
-@pytest.mark.parametrize("largest", ["seen", "held"])
+@pytest.mark.parametrize("largest", by_tier("held", more=["seen"]))
 def test_new_rows_are_among_the_first_ranks(largest):
     buffer, state = filled(Ranked(largest=largest), [8.0, 2.0], capacity=4)
     state = buffer.update_priority(state, index_of(buffer, state, [0]), np.array([0.5], np.float32))

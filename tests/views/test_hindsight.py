@@ -12,6 +12,7 @@ import fbuf
 from fbuf.views import Hindsight, Transition
 from tests.support import refusals, same_step
 from tests.support.inplace import assert_draw_write_draw
+from tests.support.tables import by_tier
 from tests.support.trees import row_with
 from tests.support.uniformity import chi_square_z
 
@@ -190,7 +191,7 @@ def init(obs, reward=reward, name="reward"):
     fbuf.Buffer(10, view=Hindsight(same_step.Transition(reward=name), reward)).init(rows)
 
 
-CASES = [("final", "future", 3), ("steps", "episode", None), ("next step", "future", None)]
+CASES = by_tier(("final", "future", 3), ("steps", "episode", None), more=[("next step", "future", None)])
 
 
 @pytest.mark.parametrize(("view", "strategy", "lanes"), CASES)

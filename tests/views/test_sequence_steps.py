@@ -171,7 +171,7 @@ def test_the_end_of_an_episode_is_learnt_by_hand():
     assert learnt_by(ended, rows_of([8], terminated=False))[-1] == [[4, 5, 6, 7], [4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize("by_id", by_tier(False, more=[True]))
 def test_the_end_of_a_short_episode_closes_no_window_of_the_one_before(by_id):
     view = same_step.Sequence(5, stride=2, boundary="mask", at=1, episode="id" if by_id else None)
     buffer = fbuf.Buffer(20, view=view)

@@ -168,7 +168,7 @@ test_transitions_equal_accumulating_before_storing = checks(
 )
 
 
-@pytest.mark.parametrize("pad", ["zero", "repeat"])
+@pytest.mark.parametrize("pad", by_tier("zero", more=["repeat"]))
 def test_the_pool_of_frames_holds_every_stack(pad):
     view = Transition(n_step=2, stack=3, pad=pad, autoreset="same_step")
     buffer = fbuf.Buffer(8, view=view)
