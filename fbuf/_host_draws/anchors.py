@@ -16,7 +16,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._host_draws.reads import HeldArrays, queue_of
+from fbuf._host_draws.reads import FEW, HeldArrays, queue_of
 from fbuf._host_draws.rings import Rings
 from fbuf._host_draws.row_block import RowBlock
 from fbuf._indexing.anchors import ANCHOR, CUT, END, RESET, START, TERMINATED
@@ -226,7 +226,10 @@ class HostAnchors:
             head, left = np.array((self._head[0], self._left[0]))[:, None]  # half as long as with int
             slot = queue.take(rank + head, mode="wrap").astype(np.int64)
             (new,) = (rank >= left).nonzero()
-            if new.size:
+            if new.size <= FEW:
+                for entry in new.tolist():
+                    slot[entry] = self.opened[rank.item(entry) - self._left[0]]
+            else:
                 slot[new] = self._opened_by_lane.take(rank.take(new) - self._left[0])
             return slot, new
         if self._bounds is None:

@@ -21,7 +21,7 @@ from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.storage import HostRead, Storage
 from fbuf.samplers._epoch import EpochState
 
-_FEW = 4  # rows that a loop copies faster than NumPy
+FEW = 8  # rows that a loop copies faster than NumPy, of which each function costs 5 to 20 us where it ran long ago
 
 
 class BatchStructure:
@@ -162,7 +162,7 @@ class HeldRows:
         if new.size:
             self._near = new
             self._begin = first if first is not None else rings.cursor.take(slot.take(new) % self.lanes) * self.lanes
-            self._few = new.tolist() if new.size <= _FEW and first is not None else []
+            self._few = new.tolist() if new.size <= FEW and first is not None else []
 
     def at(self, slot: np.ndarray[Any, Any], by_step: bool = False) -> At:
         """Return the places of slots int64[B], [B, T], or if `by_step` [T, B], in range modulo C."""
@@ -183,7 +183,8 @@ class HeldRows:
     def _at_few(self, slot: np.ndarray[Any, Any], by_step: bool, count: int) -> At:
         new, index, capacity = list[Any](), list[Any](), self._length * self.lanes
         for entry in self._few:
-            for time, place in enumerate((slot[:, entry] if by_step else slot[entry]).reshape(-1).tolist()):
+            places = [slot.item(entry)] if slot.ndim == 1 else (slot[:, entry] if by_step else slot[entry]).tolist()
+            for time, place in enumerate(places):
                 step = (place - self._begin) % capacity
                 if step < count * self.lanes:
                     new.append(entry if slot.ndim == 1 else (time, entry) if by_step else (entry, time))
