@@ -167,7 +167,7 @@ class Recorder:
             raise ValueError(
                 "Recorder: obs continues after the end of an episode, but rows changed on_write. Save after another step."
             )
-        self._row, self._obs = row, jax.tree.map(np.array, obs)
+        self._row, self._obs = row, _copied(obs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("_", "step_", "reset_", "send", "recv")):
@@ -191,7 +191,7 @@ class Recorder:
         if obs is None and not mask.all():
             raise RuntimeError("Recorder.reset: reset_mask leaves out environments that are not running. Call reset().")
         result: tuple[PyTree, dict[str, Any]] = self.envs.reset(seed=seed, options=options)
-        following = jax.tree.map(np.array, result[0])
+        following = _copied(result[0])
         if obs is None:
             if len(self.replay):
                 self.replay.cut()
@@ -233,10 +233,10 @@ class Recorder:
         obs, self._obs = self._obs, None
         result: tuple[PyTree, Any, Any, Any, dict[str, Any]] = self.envs.step(action)
         following, reward, terminated, truncated, info = result
-        following = jax.tree.map(np.array, following)  # the environments may reuse their array
+        following = _copied(following)  # the environments may reuse their array
         self._row = dict(
             obs=obs,
-            action=jax.tree.map(np.asarray, action),
+            action=_copied(action),
             reward=np.asarray(reward, self._reward_dtype),
             terminated=np.asarray(terminated),
             truncated=np.asarray(truncated),
@@ -264,10 +264,17 @@ class Recorder:
             raise ValueError("Recorder.step: SAME_STEP, but no 'final_obs' in info. Use AutoresetMode.NEXT_STEP.")
         final, space = info["final_obs"], self.envs.single_observation_space
         if not isinstance(final, np.ndarray) or final.dtype.kind != "O":
-            return final
+            return _copied(final)
         some = final[self._ended.argmax()]
         items = [obs if ended else some for obs, ended in zip(final, self._ended, strict=True)]
         return concatenate(space, items, create_empty_array(space, len(items)))
+
+
+def _copied(element: PyTree) -> PyTree:
+    """Return an element of a space with copies of its arrays, in dicts of any kind where `spec` has dicts."""
+    if isinstance(element, dict):
+        return {name: _copied(inner) for name, inner in element.items()}
+    return tuple(map(_copied, element)) if isinstance(element, tuple) else np.array(element)
 
 
 def _mode(envs: Any) -> str:

@@ -1,7 +1,7 @@
 """`fbuf.gymnasium` with CartPole, Atari, structured spaces, processes, single environments, limits and interrupts."""
 
 import functools
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any
 
 import ale_py
@@ -94,18 +94,26 @@ def test_windows_are_the_same_in_all_modes_that_reset_at_once():
     assert not any(batches[0][name][final].any() for name in ("reward", "terminated", "truncated"))
 
 
-def test_one_environment():
-    env, replay, example = recorded(Lander())
+class Ordered(Structured):
+    """Returns observations as `OrderedDict`, as parking-v0 of highway-env 1.12.1 does."""
+
+    def _observe(self):
+        return OrderedDict(super()._observe())
+
+
+@pytest.mark.parametrize(("make", "like"), [(Lander, Lander), (Ordered, Structured)])
+def test_one_environment(make, like):
+    env, replay, example = recorded(make())
     env.reset(seed=0)
     episode, time, count = 0, 0, 60
     for _ in range(count):
-        _, _, terminated, truncated, _ = env.step(int(action_at(env.action_space, 0, episode, time)))
+        _, _, terminated, truncated, _ = env.step(action := action_at(env.action_space, 0, episode, time))
         time += 1
         if terminated or truncated:
-            pytest.raises(RuntimeError, env.step, 0).match(r"were not reset. Call reset\(\)")
+            pytest.raises(RuntimeError, env.step, action).match(r"were not reset. Call reset\(\)")
             env.reset()
             episode, time = episode + 1, 0
-    assert drawn(replay, example) == by_hand(Lander, example, [count])
+    assert drawn(replay, example) == by_hand(like, example, [count])
 
 
 @pytest.mark.parametrize("mode", MODES, ids=NAMES)
