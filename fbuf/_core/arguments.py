@@ -18,6 +18,8 @@ import numpy as np
 from fbuf._core.pytree import PyTree, Spec, has_64_bits, leaf_spec, named_leaves, narrow, needs_x64, refuse, to_pairs
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+_WITHOUT_ARRAYS = frozenset(("int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"))
+"""Names of dtypes of which XLA (jax 0.10) takes no arrays."""
 
 
 class DrawOptions(TypedDict, total=False):
@@ -85,7 +87,7 @@ def scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
 
 
 def check_spec(call: str, spec: Spec) -> None:
-    """Raise for rows without leaves, or with leaves that are not plain arrays."""
+    """Raise for rows without leaves, or with leaves that are not plain arrays, or that XLA does not take."""
     if not spec:
         raise ValueError(f"{call}: the example has no leaves; expected one row, such as {{'obs': obs}}.")
     for name, leaf in spec.items():
@@ -94,6 +96,10 @@ def check_spec(call: str, spec: Spec) -> None:
         if np.dtype(leaf.dtype).kind in "OSUmM":
             raise TypeError(
                 f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans. Use storages.Ragged()."
+            )
+        if np.dtype(leaf.dtype).name in _WITHOUT_ARRAYS:
+            raise TypeError(
+                f"{call}: {_text(name)} is {leaf.dtype}, of which XLA takes no arrays. Store its bytes: x.view(np.uint8)."
             )
 
 

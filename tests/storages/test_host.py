@@ -216,6 +216,14 @@ def test_every_dtype_and_shape_crosses_the_callback(storage: str) -> None:
         assert got[name].tobytes() == want.tobytes(), name
 
 
+@pytest.mark.parametrize("dtype", ["float6_e2m3fn", "float6_e3m2fn"])
+def test_leaves_of_which_xla_takes_no_arrays_are_refused_by_init(dtype: str) -> None:
+    leaf, ragged = np.zeros(2, dtype), fbuf.storages.Ragged(maximum={"x": (2,)})
+    for storage in (fbuf.storages.Device(), ragged, *(part.func(keys=("x",)) for part in STORAGES.values())):  # type: ignore[attr-defined]
+        buffer = fbuf.Buffer(4, storage=storage)
+        raises(TypeError, f"Buffer.init: leaf 'x' is {dtype}, of which XLA takes no arrays", buffer.init, {"x": leaf})
+
+
 def test_outputs_are_always_filled_and_inputs_never_written() -> None:
     """Straight into the callbacks, with outputs full of rubbish."""
     buffer = fbuf.Buffer(capacity=4, storage=fbuf.storages.Compressed(keys=("obs",), slack=0, on_expired="mask"))
