@@ -21,7 +21,7 @@ from fbuf._buffer.state import BufferConfig, BufferState, empty_state, row_forma
 from fbuf._core import arguments
 from fbuf._core.dispatch import DONATED
 from fbuf._core.packed_leaf import is_packed
-from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves, needs_x64
+from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves, narrow, needs_x64
 from fbuf._core.sample import Index
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import Storage
@@ -542,6 +542,7 @@ def check_is_index(call: str, index: Any, *members: str) -> None:
 def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: str) -> Index:
     """Return the index of a batch as int32 and uint32; it has one of the numbers of `axes`, and these `members`."""
     check_is_index(call, index, *members)
+    index = narrow_index(call, index)
     slot = arguments.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
     if slot.ndim not in axes:
         expected = " or ".join(("", "[B]", "[B, T]")[number] for number in axes)
@@ -557,10 +558,21 @@ def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: s
     )
 
 
+def narrow_index(call: str, index: Any) -> Any:
+    """Return an index without NumPy integers of 64 bits; raise ValueError for one out of range, which JAX would wrap."""
+    for name, dtype in (("slot", "int32"), ("generation", "uint32")):
+        values = getattr(index, name)
+        if isinstance(values, (np.ndarray, np.generic)) and values.dtype.kind in "iu" and values.dtype.itemsize == 8:
+            index = dataclasses.replace(index, **{name: narrow(f"{call}: index.{name}", "", values, dtype)})
+    return index
+
+
 def check_slots(call: str, index: Any) -> jax.Array:
     """Return slots int32[...] of `get`."""
     if isinstance(index, slice):
         raise TypeError(f"{call}: index is {index}; expected an Index or int32 slots. Use last or rows for ranges.")
+    if isinstance(index, (np.ndarray, np.generic)) and index.dtype.kind in "iu":
+        index = narrow(f"{call}: index", "", index, "int32")
     slots = jnp.asarray(index)
     if not jnp.issubdtype(slots.dtype, jnp.integer):
         raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")

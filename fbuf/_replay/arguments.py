@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_is_index
+from fbuf._buffer.checks import check_is_index, narrow_index
 from fbuf._core.arguments import check_choice, did_you_mean, is_int
 from fbuf._core.pytree import PyTree, named_leaves, needs_x64
 from fbuf._core.sample import Index, Sample
@@ -110,10 +110,12 @@ def _is_torch(value: Any) -> bool:
 
 
 def to_array(value: Any, name: str) -> Any:
-    """Return an array-like as JAX accepts it. An error names it `name`."""
+    """Return an array-like as JAX accepts it, or as NumPy's where JAX would narrow it. An error names it `name`."""
     if value is None or type(value) is np.ndarray:
         return value
     if _is_torch(value):
+        if _is_64_bit_tensor(value):
+            return value.cpu().numpy()
         try:
             array = value.numpy()
         except (TypeError, RuntimeError):  # on a GPU, of bfloat16, or it requires grad
@@ -182,7 +184,8 @@ def _is_64_bit_tensor(leaf: Any) -> bool:
 def to_index(call: str, index: Any) -> Index:
     """Return an `Index` of JAX arrays; raise for anything else before the state is donated."""
     check_is_index(call, index)
-    return Index(to_array(index.slot, "index.slot"), to_array(index.generation, "index.generation"))
+    arrays = Index(to_array(index.slot, "index.slot"), to_array(index.generation, "index.generation"))
+    return cast(Index, narrow_index(call, arrays))
 
 
 def convert(batch: Sample | PackedBatch | HostBatch, to: str) -> Sample:
