@@ -1,12 +1,16 @@
-"""`DeferInterrupts`: no Ctrl-C between the donation of a state and the assignment of the next."""
+"""`DeferInterrupts`: no Ctrl-C between the donation of a state and the assignment of the next, or in a callback."""
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`, which take 30 us
+import _thread
 import threading
+import time
 from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import Any
+
+_RETURNED = 0.01  # seconds after which a callback has returned
 
 
 class DeferInterrupts:
@@ -41,3 +45,26 @@ class DeferInterrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._interrupt = number, frame
+
+
+class PostponeInterrupts(DeferInterrupts):
+    """Delay Ctrl-C until a callback has returned: a write of the store is complete then, and XLA makes no other error of it."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handler is not None:
+            _signal.signal(SIGINT, self._handler)
+            if self._interrupt is None:
+                return
+            if isinstance(getattr(self._handler, "__self__", None), DeferInterrupts):
+                self._handler(*self._interrupt)
+            else:
+                _thread.start_new_thread(_interrupt_later, ())
+
+
+def _interrupt_later() -> None:
+    time.sleep(_RETURNED)
+    _signal.raise_signal(SIGINT)

@@ -106,6 +106,8 @@ class OnHost:
 
 def raise_cause(state: Any, error: Exception) -> None:
     """Raise what a callback of a store in a state raised, if JAX made `error` of it, and it is for the caller to handle."""
+    if str(error).rstrip().endswith("KeyboardInterrupt:"):
+        raise KeyboardInterrupt from None
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, OnHost)):
         if isinstance(node, OnHost):
             node.raise_cause(error)

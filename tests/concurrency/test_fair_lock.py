@@ -1,6 +1,5 @@
 """FairLock between threads: order of arrival, waiting for a change, and how signals and `StopToken` end both."""
 
-import contextlib
 import dis
 import itertools
 import os
@@ -23,16 +22,7 @@ from fbuf._replay import locked, programs
 from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.tables import by_tier
-from tests.support.threads import PATIENCE, Thread, soon
-
-
-@contextlib.contextmanager
-def handled(number, handler):
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
+from tests.support.threads import PATIENCE, Thread, handled, soon
 
 
 def hold(lock, number, free):

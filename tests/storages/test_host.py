@@ -2,7 +2,9 @@
 
 import functools
 import os
+import signal
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,7 @@ from jax import lax
 import fbuf
 from fbuf._bridge import callbacks
 from fbuf._buffer import priorities, read, write
+from fbuf._host.store.row_updates import RowUpdates
 from fbuf._host.store.store import Store
 from fbuf.samplers import Prioritized
 from fbuf.storages import _host_rows, _host_storage
@@ -27,7 +30,7 @@ from tests.support.processes import devices, run_python
 from tests.support.refusals import raises, raises_late
 from tests.support.store import Failing
 from tests.support.tables import one_of
-from tests.support.threads import Thread
+from tests.support.threads import Thread, handled
 from tests.support.trees import same
 
 storage = _support.storage
@@ -245,6 +248,36 @@ def test_outputs_are_always_filled_and_inputs_never_written() -> None:
     callbacks._update_rows((0,), None, out, id, token, after, pairs, keep, np.zeros((5, 6), np.int32))
     np.testing.assert_array_equal(np.delete(out, 2, 0), np.delete(pairs, 2, 0))
     assert out[2, 1] == 2**31
+
+
+@pytest.mark.parametrize("method", [RowUpdates.expire, Store.read])
+def test_an_interrupt_waits_until_the_store_is_done(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = fbuf.Buffer(capacity=8, storage=fbuf.storages.Host(keys=("obs",), slack=8))
+    step = jax.jit(lambda state: (buffer.extend(state, rows_of(8, 4)), buffer.rows(state).data))
+    state, owner, sent = filled(buffer), RowUpdates if method is RowUpdates.expire else Store, []
+    before = jax.device_get(step(state))
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        sent.append(os.kill(os.getpid(), signal.SIGINT))
+        return method(*args, **options)
+
+    monkeypatch.setattr(owner, method.__name__, interrupted)
+    with handled(signal.SIGINT, signal.default_int_handler):
+        raises(KeyboardInterrupt, None, lambda: (step(state), time.sleep(5)))
+    monkeypatch.undo()
+    assert sent
+    same(jax.device_get(step(state))[1], before[1])  # neither the store nor the state is lost
+
+
+def test_an_interrupt_in_a_callback_of_an_eager_call_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = fbuf.Buffer(8, storage=fbuf.storages.Host(keys=("obs",)))
+    state = filled(buffer)
+
+    def raise_interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "read", raise_interrupt)
+    raises(KeyboardInterrupt, None, buffer.sample, state, jax.random.key(0), 2)
 
 
 def test_an_exception_in_a_codec_surfaces_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Threads of tests: joining raises their errors, and waiting polls until a deadline that only fails the test."""
 
+import contextlib
+import signal
 import threading
 import time
 
@@ -11,6 +13,15 @@ def soon(condition):
     while not condition():
         assert time.monotonic() < end, "it never became true"
         time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def handled(number, handler):
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 class Thread(threading.Thread):
