@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,7 +11,24 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Index
 from fbuf._host_draws import row_block
+from fbuf._host_draws.reads import HeldArrays
 from fbuf._host_draws.row_block import RowBlock
+
+
+class ReplayEngine(Protocol):
+    """What draws and deferred work use of the engine of a `Replay` (`fbuf._replay.engine`)."""
+
+    state: BufferState
+    arrays: HeldArrays
+
+    def flush(self) -> None:
+        """Do what is deferred, and write the collected rows."""
+
+    def waits(self) -> bool:
+        """Return whether a row whose priority was given waits for later ones."""
+
+    def set_priorities(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
+        """Call `Buffer.update_priority`. Return what was counted."""
 
 
 class Deferred:
@@ -28,10 +45,10 @@ class Deferred:
     def drop(self) -> None:
         """Forget what waits."""
 
-    def settle(self, engine: Any) -> None:
+    def settle(self, engine: ReplayEngine) -> None:
         """Do what waits."""
 
-    def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
+    def keep(self, engine: ReplayEngine, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Let an update of priorities wait: copy its arguments. Return False, and keep nothing, unless every row can be set."""
         return False
 

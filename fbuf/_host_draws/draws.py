@@ -19,7 +19,7 @@ from fbuf._algorithms import random
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._host_draws.anchors import HostAnchors
-from fbuf._host_draws.deferred import Deferred
+from fbuf._host_draws.deferred import Deferred, ReplayEngine
 from fbuf._host_draws.reads import BatchStructure, HeldRows, HostBatch
 from fbuf._host_draws.rings import HostRings, Rings
 from fbuf._host_draws.row_block import RowBlock
@@ -92,7 +92,7 @@ class HostDraws(Deferred):
         self._structure = BatchStructure(view.example)
 
     def draw(
-        self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any
+        self, engine: ReplayEngine, block: RowBlock | None, key: Any, size: int, numbers: Any
     ) -> tuple[Any, HostBatch] | None:
         """Return the data of the next key and a batch of the engine's state with the rows of `block`.
 
@@ -128,13 +128,13 @@ class HostDraws(Deferred):
         """Return functions that lower the programs of such draws, but for the random bits; with the rows of `block`, if any."""
         return []
 
-    def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
+    def _count(self, engine: ReplayEngine, block: RowBlock | None, size: int) -> int:
         """Return the number of anchors of the engine's state with the rows of `block`; 0 also where only a program can draw."""
         if self._anchors is None:
             return self._rings.total(engine.state.header, 0 if block is None else block.count)
         return self._anchors.follow(engine.state, engine.arrays, self._rings.read(engine.state.header), block)
 
-    def _drawn(self, engine: Any, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
+    def _drawn(self, engine: ReplayEngine, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
         """Draw from `total` anchors, of a state and `more` rows in each lane. None: only a program can."""
         # As `random.randint_below`: the high word of a product of 64 and 32 bits. `total` has 31.
         rank, low = bits * np.array(total)

@@ -16,6 +16,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.dispatch import with_fields
+from fbuf._host_draws.deferred import ReplayEngine
 from fbuf._host_draws.draws import Drawn, HostDraws, equal_chances
 from fbuf._host_draws.row_block import RowBlock
 from fbuf.samplers import Epoch
@@ -96,7 +97,7 @@ class EpochDraws(HostDraws):
         self._position: Any = None
         self._waits = False  # `_position` is not in the state
 
-    def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
+    def draw(self, engine: ReplayEngine, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`; entries beyond the last anchor of the epoch are masked."""
         batch = super().draw(engine, block, key, size, numbers)
         if batch is not None:
@@ -119,7 +120,7 @@ class EpochDraws(HostDraws):
             found[0][number:] = self._buffer.capacity
         return found
 
-    def settle(self, engine: Any) -> None:
+    def settle(self, engine: ReplayEngine) -> None:
         """Put the position into the state, if it waits."""
         state, position = engine.state, self._position
         if self._waits and state.sampler.position is self._read_from:
@@ -142,7 +143,7 @@ class EpochDraws(HostDraws):
         """Return the rows of the smallest batch."""
         return size if self._sampler.drop_last else 1
 
-    def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
+    def _count(self, engine: ReplayEngine, block: RowBlock | None, size: int) -> int:
         """Return the number of anchors, 0 also if they are too few for a batch; find those to draw.
 
         Where an epoch begins, the collected rows are written first, so that of its anchors none has closed in the state.
@@ -156,7 +157,7 @@ class EpochDraws(HostDraws):
         total = int(self._draw.counts.sum())
         return total if total >= self._least(size) else 0
 
-    def _drawn(self, engine: Any, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
+    def _drawn(self, engine: ReplayEngine, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
         position, counts, closed, number, *_ = self._draw
         if number is None:
             begun = begin(self._sampler, self._impl)(position.of, engine.state.sampler.held, jax.device_put(bits))
@@ -177,7 +178,7 @@ class EpochDraws(HostDraws):
             slot, new = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
         return Drawn(slot, functools.partial(equal_chances, size, position.total), new)
 
-    def _find(self, engine: Any, block: RowBlock | None, size: int) -> _Draw:
+    def _find(self, engine: ReplayEngine, block: RowBlock | None, size: int) -> _Draw:
         """Find the anchors to draw from a state and collected rows."""
         header, more = engine.state.header, 0 if block is None else block.count
         rings = self._rings.read(header)

@@ -23,6 +23,7 @@ from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import with_fields
 from fbuf._core.sample import Index
+from fbuf._host_draws.deferred import ReplayEngine
 from fbuf._host_draws.draws import Drawn, HostDraws
 from fbuf._host_draws.priority_update import PriorityUpdate, packed_update
 from fbuf._host_draws.row_block import RowBlock, unpack
@@ -140,7 +141,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         self._new: tuple[Any, Any] = (), ()  # slots that the next draw closes, and opens
         self._largest = 0  # bits of the largest error of the update
 
-    def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
+    def draw(self, engine: ReplayEngine, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`, and note the rows."""
         drawn = super().draw(engine, block, key, size, numbers)
         if drawn is not None:
@@ -154,7 +155,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         """Whether the tree has what collected rows open and close."""
         return bool(self._opened or self._closed)
 
-    def _count(self, engine: Any, block: RowBlock | None, size: int) -> int:
+    def _count(self, engine: ReplayEngine, block: RowBlock | None, size: int) -> int:
         """Return the number of anchors; 0 also while a row waits for later ones whose priority was given."""
         if engine.waits():
             return 0
@@ -169,7 +170,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             self._new = (), ()
         return super()._count(engine, block, size)
 
-    def _note_leaves(self, engine: Any) -> None:
+    def _note_leaves(self, engine: ReplayEngine) -> None:
         """Note what the slots have whose anchors the next draw opens and closes."""
         slots = [*itertools.chain(*self._new)]
         if self.update is not None and not set(slots).isdisjoint(self.update[0].tolist()):
@@ -179,7 +180,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         for slot, *found in zip(slots, leaves, tops, strict=True):
             self._before.setdefault(slot, tuple(found))
 
-    def _drawn(self, engine: Any, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
+    def _drawn(self, engine: ReplayEngine, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
         (closed, opened), update = self._new, self.update
         slots = [*closed, *opened]  # a row may open the slot of one that it closes
         most = self._most if slots or update is not None else 0
@@ -221,7 +222,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             words[1] = self._largest
         return known
 
-    def _call(self, engine: Any, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
+    def _call(self, engine: ReplayEngine, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
         """Call a program on the sampler's state, which it may donate; return what it drew."""
         state = engine.state
         arrays, drawn = draw(arrays_of(state.sampler), words, numbers)
@@ -230,7 +231,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             self.update = None
         return drawn
 
-    def _changes(self, engine: Any, block: RowBlock) -> tuple[Any, Any]:
+    def _changes(self, engine: ReplayEngine, block: RowBlock) -> tuple[Any, Any]:
         """Return the slots that the collected rows close, and those that they open, without those in the tree."""
         header, known = engine.state.header, len(self._opened)
         if self._anchors is not None:
@@ -245,10 +246,10 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         steps = np.arange(known // lanes, block.count)[:, None]
         return (), ((rings.cursor + steps) % length * lanes + np.arange(lanes)).reshape(-1).tolist()
 
-    def _version(self, engine: Any, block: RowBlock | None) -> tuple[Any, tuple[int, int]]:
+    def _version(self, engine: ReplayEngine, block: RowBlock | None) -> tuple[Any, tuple[int, int]]:
         return engine.state.header, (0, 0) if block is None else (block.cleared, block.count)
 
-    def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
+    def keep(self, engine: ReplayEngine, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
         found = packed_update(index, error, mask)
         if found is None:
@@ -264,7 +265,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         self.update, self._largest = packed, largest
         return True
 
-    def settle(self, engine: Any) -> None:
+    def settle(self, engine: ReplayEngine) -> None:
         """Set the priorities that wait: with collected rows in the tree, which the state lacks, in the tree alone."""
         if self.update is not None and self._tree_leads:
             draw, words, _ = self._words(0, 0, self.update)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._core.sample import Index
-from fbuf._host_draws.deferred import Deferred
+from fbuf._host_draws.deferred import Deferred, ReplayEngine
 from fbuf._host_draws.rings import HostRings
 from fbuf._host_draws.row_block import RowBlock
 
@@ -53,7 +53,7 @@ class PriorityUpdate(Deferred):
         """Forget the update."""
         self.update = None
 
-    def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
+    def keep(self, engine: ReplayEngine, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Write the collected rows, then let the update wait."""
         found = packed_update(index, error, mask)
         if found is None:
@@ -64,7 +64,7 @@ class PriorityUpdate(Deferred):
         self.update = packed if fresh else None
         return fresh
 
-    def settle(self, engine: Any) -> None:
+    def settle(self, engine: ReplayEngine) -> None:
         """Set the priorities that wait."""
         if self.update is not None:
             (slot, error, generation), self.update = self.update, None
