@@ -72,6 +72,7 @@ BUFFER.extend(state, rows(obs=zeros(2, dtype="uint8"), next={"done": zeros(1, dt
 BUFFER.add(state, rows(5)) => ValueError leaf 'next/done' has shape [5]; expected []. | Add several rows with `extend`.
 BUFFER.extend(state, rows(5, reward=zeros(5, 1))) => ValueError 'reward' has shape [5, 1]; expected [N]. | x.squeeze(-1)
 BUFFER.extend(state, rows(5, obs=[[0, 0]] * 20)) => ValueError leaf 'obs' is missing | ... 42 in all | np.asarray(x, dtype)
+BUFFER.add(BUFFER.init({'obs': [0, 0]}), {'obs': zeros(2)}) => ValueError 'obs/0' is missing | Of the list in the example
 BUFFER.extend(state, rows(5, obs=zeros(4, 2, dtype="uint8"))) => ValueError 'obs' has 4 entries on axis 0 | 'next/done' has 5
 LANED.extend(laned, rows(3, 5)) => ValueError has 5 entries on axis 1 of [N, E, ...] | this buffer has 3. | x.swapaxes(0, 1).
 LANED.extend(laned, rows(5)) => ValueError 'next/done' has shape [5]; expected [N, E]. | stack their rows along axis 1
