@@ -107,7 +107,7 @@ def contents(replay: fbuf.Replay) -> Any:
     return jax.device_get((rows.data, rows.mask, batch.data, batch.index.slot))
 
 
-@pytest.mark.parametrize("mode", by_tier(*MODES[:1], more=MODES), ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", by_tier(more=MODES), ids=lambda mode: mode.name)
 def test_an_interrupted_run_equals_one_that_was_not(mode: AutoresetMode, tmp_path: Any) -> None:
     rng = np.random.default_rng(len(mode.name))
     expected = None

@@ -216,7 +216,7 @@ def test_traced_donated_and_abstract_states_print():
     for name in ("Device", "Deduplicated"):
         buffer = fbuf.Buffer(16, storage=STORAGES[name][0])
         init = jax.vmap(lambda _, buffer=buffer: buffer.add(buffer.init(EXAMPLE), EXAMPLE))
-        state = jax.vmap(init)(np.zeros((2, 3)))
+        state = jax.jit(jax.vmap(init))(np.zeros((2, 3)))
         assert "(6 of 2 x 3 x 16 rows)" in repr(state) and "obs          uint8[8, 8]" in repr(state)
 
 

@@ -241,8 +241,7 @@ def test_invalid_configurations_and_examples_are_refused(case):
 
 sampler = one_of(
     Uniform(),
-    Prioritized(replace=False, normalize="buffer"),
-    more=[Ranked(uniform=0.5, normalize="buffer")],
+    more=[Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer")],
     exhaustive=[Uniform(over="episodes"), Epoch(), Consume(2), Prioritized(), Prioritized(on="host"), Staleness(4)],
 )
 

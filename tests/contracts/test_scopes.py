@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fbuf
 from tests.support.trees import row_with
@@ -37,5 +38,9 @@ def lowered(**settings):
 def test_operations_are_named_by_method_and_part():
     text = lowered()
     assert not [scope for scope in SCOPES if f"jit(step)/{scope}" not in text]
+
+
+@pytest.mark.more
+def test_a_prefetched_draw_is_named_by_its_parts():
     text = lowered(prefetch=1, batch_size=8)
     assert not [part for part in ("draw", "read", "assemble") if f"fbuf.sample/{part}" not in text]

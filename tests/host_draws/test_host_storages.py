@@ -27,9 +27,12 @@ from tests.support.two_replays import leaves_of, make_pair
 @pytest.mark.parametrize(
     ("storage", "view", "lanes", "sampler", "seed"),
     by_tier(
-        # A priority is set while collected rows are in the tree: the next draw reads their anchors again.
-        ("host", "n, final", None, SAMPLERS["seen"], 3),
-        more=[("host", "stack, n, final", 2, UNIFORM, 0), ("compressed", "mask", None, UNIFORM, 0)],
+        ("compressed", "mask", None, UNIFORM, 0),
+        more=[
+            # A priority is set while collected rows are in the tree: the next draw reads their anchors again.
+            ("host", "n, final", None, SAMPLERS["seen"], 3),
+            ("host", "stack, n, final", 2, UNIFORM, 0),
+        ],
     ),
     ids=str,
 )

@@ -41,6 +41,7 @@ def test_actors_and_learners_lose_and_double_no_row():
     soak("consumed", batches=40)
 
 
+@pytest.mark.more
 def test_a_forked_child_cannot_use_the_replay_of_its_parent():
     code = """
         import os, threading, fbuf

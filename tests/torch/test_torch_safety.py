@@ -152,6 +152,7 @@ def plain():
     return replay.sample(2)
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors_are_stored_and_returned():
     replay = empty_replay()
