@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import jax
@@ -27,9 +28,15 @@ DRAWS = ("local", "global")
 WINDOWS = fbuf.views.Sequence(2, autoreset="same_step")
 
 
-@product_by_tier(("sampler", "draw"), support.SAMPLERS, DRAWS, quick=[("batch", "global")])
-def test_rows_are_drawn_with_the_probabilities_of_one_buffer(sampler, draw):
-    support.check_draws(sampler, draw, 10**6)
+@pytest.mark.parametrize(
+    ("sampler", "draw", "draws"),
+    by_tier(
+        ("batch", "global", 10**5),
+        exhaustive=[(*case, 10**6) for case in itertools.product(support.SAMPLERS, DRAWS)],
+    ),
+)
+def test_rows_are_drawn_with_the_probabilities_of_one_buffer(sampler, draw, draws):
+    support.check_draws(sampler, draw, draws)
 
 
 @product_by_tier(

@@ -67,9 +67,10 @@ def test_rows_are_those_of_one_buffer(draw):
 
     version = np.arange(64, dtype=np.int32) + 500
     versions = dict(zip(every.data["id"][every.mask].tolist(), every.data["version"][every.mask].tolist(), strict=True))
+    update = jax.jit(sharded.update_rows)
     for given, at in ((index, order), (jax.tree.map(np.asarray, batch.index), np.arange(64))):
         before = jax.device_get(sharded.stats(state))
-        state = jax.jit(sharded.update_rows)(state, given, {"version": version})
+        state = update(state, given, {"version": version})
         stats = jax.device_get(sharded.stats(state))
         some = given is index
         assert stats["refused_stale"] - before["refused_stale"] == some
