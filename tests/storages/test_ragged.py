@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import gc
 import itertools
+import os
+import signal
 import weakref
 from typing import Any
 from unittest import mock
@@ -31,7 +33,7 @@ from tests.support.ownership import store_of
 from tests.support.ragged import EXAMPLE, Thing, check_growth, check_history, random_row, same
 from tests.support.refusals import raises
 from tests.support.tables import checks, one_of
-from tests.support.threads import Thread
+from tests.support.threads import Thread, handled
 
 
 @given(
@@ -113,6 +115,20 @@ def test_old_states_and_batches_read_their_own_rows_or_raise() -> None:
     masking.extend(old, rows[4:6])
     lazy = masking.rows(old).lazy
     assert lazy["text"] == [None, None, "2", "3"] and lazy.present.tolist() == [False, False, True, True]
+
+
+def test_an_interrupt_waits_until_rows_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = fbuf.Buffer(capacity=4, storage=Ragged(slack=2))
+    old = buffer.extend(buffer.init({"text": ""}), [{"text": str(n)} for n in range(4)])
+    state = buffer.extend(old, [{"text": "4"}, {"text": "5"}])
+    commit = Records._commit
+
+    monkeypatch.setattr(Records, "_commit", lambda *args: (commit(*args), os.kill(os.getpid(), signal.SIGINT)))
+    with handled(signal.SIGINT, signal.default_int_handler):
+        raises(KeyboardInterrupt, None, buffer.extend, state, [{"text": "6"}, {"text": "7"}])
+    monkeypatch.undo()
+    assert buffer.rows(state).lazy["text"] == ["2", "3", "4", "5"]
+    raises(RuntimeError, "expired", lambda: buffer.rows(old).lazy["text"])  # not those of other rows
 
 
 def test_a_grown_buffer_does_what_a_larger_one_does() -> None:

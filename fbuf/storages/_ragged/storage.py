@@ -16,6 +16,7 @@ import numpy as np
 
 from fbuf._bridge import lifetime
 from fbuf._bridge.lazy_rows import Tickets, length_name
+from fbuf._concurrency.interrupts import DeferInterrupts
 from fbuf._core.component import component
 from fbuf._core.pytree import Leaves, PyTree, Spec, item_bytes, name_of
 from fbuf._core.sample import TICKET
@@ -192,7 +193,8 @@ class Ragged(HostStorage):
         keep = keep & (np.cumsum(keep[::-1], axis=0)[::-1] <= length)
         store = _host_rows.store_of(rows)
         assert isinstance(store, Records)
-        tickets = store.put(values, shape[0], None if keep.all() else keep)
+        with DeferInterrupts():
+            tickets = store.put(values, shape[0], None if keep.all() else keep)
         return tickets[..., None].view(np.uint32)
 
     def on_host(self, rows: SideRows) -> None:
@@ -256,7 +258,8 @@ class Ragged(HostStorage):
         """Return the rows with more room; slots stay. Other states over the same store are unchanged."""
         store = _host_rows.store_of(rows)
         assert isinstance(store, Records)
-        store.with_capacity(geometry.length, self._slack(geometry))
+        with DeferInterrupts():
+            store.with_capacity(geometry.length, self._slack(geometry))
 
         def longer(array: jax.Array) -> jax.Array:
             more = jnp.zeros((geometry.capacity - array.shape[0], *array.shape[1:]), array.dtype)
