@@ -315,9 +315,8 @@ SAC_ROW = {
 }
 STEP_ROW = {name: EXAMPLE[name] for name in ("obs", "action", "reward")} | {name: np.bool_(False) for name in PAIRS}
 DEVICE, HOST = fbuf.storages.Device(), fbuf.storages.Host()
-CASES: dict[
-    str, tuple[Any, Any, Any, int | None, int]
-] = {  # storage, sampler, view, lanes, rows of an entry of a batch
+# Storage, sampler, view, lanes, rows of an entry of a batch.
+CASES: dict[str, tuple[Any, Any, Any, int | None, int]] = {
     f"{kind}, Transition, n = {steps}{'' if lanes is None else f', {lanes} lanes'}": (
         DEVICE,
         sampler,

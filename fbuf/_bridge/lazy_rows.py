@@ -301,9 +301,8 @@ def _some(places: list[Any]) -> str:
 
 def _tensor(torch: Any, array: Any) -> Any:
     make: Callable[..., Any] = torch.from_numpy
-    if array.dtype.isbuiltin == 2 and hasattr(
-        torch, array.dtype.name
-    ):  # bfloat16 and float8, which torch knows but not from numpy
+    # bfloat16 and float8, which torch knows but not from numpy.
+    if array.dtype.isbuiltin == 2 and hasattr(torch, array.dtype.name):
         shape = array.shape
         return (
             make(array.reshape(-1).view(f"uint{8 * array.itemsize}"))

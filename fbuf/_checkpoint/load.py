@@ -144,9 +144,8 @@ def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
             raise
         except (*_RAW, TypeError, ValueError) as error:
             match = _PREFIX.match(str(error))
-            if (
-                isinstance(error, TypeError | ValueError) and match and match[1] not in _STORES
-            ):  # of an argument, or clear
+            # An error about an argument, or one that is clear already.
+            if isinstance(error, TypeError | ValueError) and match and match[1] not in _STORES:
                 raise
             if error in of_caller:
                 raise

@@ -593,9 +593,8 @@ class ZstdCoder(Coder):
             served = min(max(rows - self._adopted, 2 * SECOND_DICTIONARY), served)
         saved = (sizes[0] - sizes[best]) / len(trial) / chunk * served
         dictionary = tried[best - 1]
-        if (
-            saved <= dictionary.nbytes - dictionary.digest
-        ):  # the digest is of one dictionary a column, and faster than none
+        # The digest is of one dictionary a column, and faster than none.
+        if saved <= dictionary.nbytes - dictionary.digest:
             return None
         self._use(dictionary)
         self._adopted = rows

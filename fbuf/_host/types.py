@@ -114,9 +114,8 @@ class Batch:
     # `before` and `after` only count rows), and those of the places whose row is evicted.
     at: Array | None = None
     evicted: Array | None = None
-    names: Array | None = (
-        None  # of the rows that are written as they are: what goes into their checksums (`fbuf._host.columns.raw_file`)
-    )
+    # Of the rows that are written as they are: what goes into their checksums (`fbuf._host.columns.raw_file`).
+    names: Array | None = None
     _picks: dict[int, Array] = field(default_factory=dict)
     _places: tuple[Array, Array, Array] | None = None
 

@@ -51,9 +51,8 @@ class RowBlock:
             self._formats.append((dtype, shape, scalar, (wide, numbers, *_bounds(dtype))))
         lengths = {_SHORT, _MOST_READ // buffer.geometry.lanes, length}
         self.lengths = sorted(number for number in lengths if _SHORT <= number <= length or number == length)
-        self.most_read = (
-            length if len(self.lengths) < 3 else self.lengths[1] * 3 // 4
-        )  # beyond, a draw writes them first
+        # Of more rows, a draw writes them first.
+        self.most_read = length if len(self.lengths) < 3 else self.lengths[1] * 3 // 4
         self.length, self.count = length, 0
         self.cleared = 0  # how often
         self.masked = False  # some row has a mask

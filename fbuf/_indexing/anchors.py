@@ -168,9 +168,8 @@ class NewRows(NamedTuple):
     stamp: Array | None = None  # int32
     ids: Array | None = None  # or uint32[N, E, 2] of 64 bits: episode ids; a change is a cut before that row
     keep: Array | None = None  # bool; None: all
-    number: Array | None = (
-        None  # int32[E], how many exist, in a ring that has room and never lost a row; `keep` is None
-    )
+    # int32[E], how many exist, in a ring that has room and never lost a row; `keep` is None.
+    number: Array | None = None
 
 
 def no_rows(geometry: Geometry) -> NewRows:

@@ -19,9 +19,8 @@ class Writer(abc.ABC):
 
     streams: bool  # whether new rows replace the oldest of their lane
     read_only: bool = False  # whether rows exist from the start and never change; so says the storage, then
-    row_by_row: bool = (
-        False  # whether one `place` of many rows equals one of each row; `Replay.add` may then collect rows
-    )
+    # Whether one `place` of many rows equals one of each row; `Replay.add` may then collect rows.
+    row_by_row: bool = False
     reads_rows: bool = False  # whether it reads values of rows inside jit
 
     def refuse(self, call: str) -> None:

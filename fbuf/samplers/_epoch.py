@@ -228,9 +228,8 @@ class Epoch(LogSampler):
         waiting = nothing.at[slot].set(waits.astype(jnp.int32), mode="drop").astype(jnp.float32)
         total = jnp.maximum(jnp.sum(sampler.held, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
         chance = waiting / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
-        chance = jnp.where(
-            number > jnp.int32(0), chance, jnp.float32(1) / total
-        )  # at the end of an epoch the next one begins
+        # At the end of an epoch the next one begins.
+        chance = jnp.where(number > jnp.int32(0), chance, jnp.float32(1) / total)
         return Inspected(chance, draws=drawn)
 
     def moved(self, sampler: EpochState, remap: SlotRemap) -> EpochState:

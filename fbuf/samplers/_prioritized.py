@@ -52,9 +52,8 @@ class PrioritizedState:
     """Hold the leaves, and the numbers that `buffer.set` anneals. Optional parts are None."""
 
     tree: Any  # float32[nodes], sums; on the host a `HostTree`
-    low: (
-        Array | None
-    )  # float32[nodes], minima of the leaves that can be drawn; with normalize="buffer", not on the host
+    # float32[nodes], minima of the leaves that can be drawn; with normalize="buffer", not on the host.
+    low: Array | None
     top: Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
     log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
     numbers: Array  # float32[4 or 5]

@@ -87,9 +87,8 @@ def choose(
     names = list(block)
     arrays = _sample_arrays(leaves, spec, names)
     chosen: dict[str, BlockSize] = {}
-    tables: dict[
-        int, list[tuple[list[str], float, int]]
-    ] = {}  # by words of a block: leaves, distinct blocks, references
+    # By words of a block: leaves, distinct blocks, references.
+    tables: dict[int, list[tuple[list[str], float, int]]] = {}
     for members, wanted in _group_leaves(spec, block):
         _, height, width, channels, _ = block_grid.frame_shape(spec[members[0]].shape)
         pixel = channels * block_grid.element_bytes(spec[members[0]].dtype)

@@ -160,9 +160,8 @@ class Sequence(_WindowView):
         return (self.length - 1 - self.at) * self.dilation
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
-        known = (
-            self.bootstrap and self.terminated in self.episode_end
-        )  # without bootstrap rows all ends are treated equally
+        # Without bootstrap rows all ends are treated equally.
+        known = self.bootstrap and self.terminated in self.episode_end
         return self.episode_end, self.terminated if known else None
 
     def on_host(self, spec: Spec, structure: Any) -> HostSequence | None:

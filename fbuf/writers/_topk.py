@@ -26,9 +26,8 @@ class TopKState:
     arrived: jax.Array  # uint32[2], rows that arrived, kept or not, high word first
     lowest: jax.Array  # [], of the ranks' dtype: the lowest held in a full buffer, else the least of the dtype
     nan_ranks: jax.Array  # uint32[], NaN ranks; wraps
-    done: tuple[top_k_tree.Inserted, jax.Array] | None = (
-        None  # from `choose` to `settle`; and bool[], whether it is full
-    )
+    # From `choose` to `settle`; and bool[], whether it is full.
+    done: tuple[top_k_tree.Inserted, jax.Array] | None = None
 
     def ranges(self, geometry: Geometry) -> Ranges:
         slot = np.asarray(self.tree)[:, -1]

@@ -205,9 +205,8 @@ def test_an_index_from_before_the_wrap_is_stale_after_it():
     assert not np.any(buffer.get(state, batch.index).mask)
     after = buffer.update_priority(state, batch.index, jnp.ones((support.BATCH,), jnp.float32))
     assert int(buffer.stats(after)["refused_stale"]) == support.BATCH
-    assert np.all(
-        buffer.clear(buffer.extend(support.laps(buffer, 2**32 - 1), rows(1))).ring.lap == 1
-    )  # 0 is no generation
+    # 0 is no generation.
+    assert np.all(buffer.clear(buffer.extend(support.laps(buffer, 2**32 - 1), rows(1))).ring.lap == 1)
 
 
 def test_counters_of_refusals_wrap_without_harm():

@@ -115,9 +115,8 @@ def behind(x):
 @pytest.fixture
 def gate():
     OPEN.set()
-    jax.block_until_ready(
-        _behind(KEY, jnp.zeros(1, jnp.int32))
-    )  # compiled now, so that `slow` is not done before its turn
+    # Compiled now, so that `slow` is not done before its turn.
+    jax.block_until_ready(_behind(KEY, jnp.zeros(1, jnp.int32)))
     OPEN.clear()
     yield OPEN
     OPEN.set()

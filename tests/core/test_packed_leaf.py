@@ -68,9 +68,8 @@ def test_packed_rows_are_those_of_an_array(name):
     assert many.shape == (2, capacity, *item)
     both = jax.vmap(slots.read_rows, (0, None))
     assert np.array_equal(jax.jit(both)(many, wanted), [expected, expected])
-    some = [wanted[:number] for number in range(4)] + [
-        wanted[:, 1]
-    ]  # of no row, of one, of halves that differ in length
+    # No row, one, and halves that differ in length.
+    some = [wanted[:number] for number in range(4)] + [wanted[:, 1]]
     with as_on_tpus():
         found = jax.jit(lambda leaf: [slots.read_rows(leaf, slot) for slot in some])(leaf)
         assert np.array_equal(jax.jit(lambda many: both(many, wanted))(many), [expected, expected])

@@ -34,7 +34,6 @@ def run(path, script, width=1400, dark=False):
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.S)
     assert found, done.stderr[-2000:]
     result, problems = json.loads(html.unescape(found[1]))
-    said = [
-        line for line in done.stderr.splitlines() if "CONSOLE" in line and "getImageData" not in line
-    ]  # of the tests
+    # What the tests wrote.
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "getImageData" not in line]
     return result, problems + said

@@ -340,9 +340,8 @@ def compare_trees(buffer, sampler, leaf, priority):
         assert (held._nodes == np.asarray(rebuilt(leaves, "sum"))).all()
         if lowest:
             low = np.asarray(rebuilt(np.where(leaves > 0, leaves, np.float32(np.inf)), "min"))
-            assert (
-                held._least == low[low.size - held._least.size :]
-            ).all()  # the host has no leaves of its own for these
+            # The host has no leaves of its own for these.
+            assert (held._least == low[low.size - held._least.size :]).all()
         return
     leaves = np.asarray(leaves_of(sampler.tree, buffer.capacity))
     np.testing.assert_allclose(leaves, leaf, **near)

@@ -146,9 +146,8 @@ def resident():
 def soak(name, batches):
     """Actors and two learners share a replay until each learner drew `batches`: no row is lost, doubled or torn."""
     buffer, limit = BUFFERS[name]
-    with contextlib.closing(
-        fbuf.Replay(buffer, FRAMES, limit=limit)
-    ) as replay:  # else a test that fails leaves its threads
+    # Otherwise a test that fails leaves its threads.
+    with contextlib.closing(fbuf.Replay(buffer, FRAMES, limit=limit)) as replay:
         _share(name, batches, replay, limit)
 
 

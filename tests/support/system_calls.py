@@ -208,9 +208,8 @@ class DataSet:
             assert error is not None, "it is not there"
             self.act(folder)
             self._look(folder)
-        names = {*os.listdir(f"{folder}/made"), *os.listdir(f"{folder}/made/pieces")} - {
-            "lock"
-        }  # which may stay, unlocked
+        # The lock may stay, unlocked.
+        names = {*os.listdir(f"{folder}/made"), *os.listdir(f"{folder}/made/pieces")} - {"lock"}
         assert names == {"dataset.json", "pieces", "0", "1", "2"}, names
 
     def _look(self, folder: str) -> None:

@@ -199,9 +199,8 @@ def test_it_ends_when_the_replay_is_closed(prefetch):
         taken += 1
         if taken == 2:
             source.close()
-    assert (
-        taken == source.stats()["limit_drawn"] // 8 and 2 <= taken <= 2 + prefetch
-    )  # what was drawn before is handed out
+    # Batches that were drawn before are handed out.
+    assert taken == source.stats()["limit_drawn"] // 8 and 2 <= taken <= 2 + prefetch
 
 
 INVALID = """

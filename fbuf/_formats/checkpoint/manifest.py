@@ -147,9 +147,8 @@ def decode_lines(form: str, version: int, text: bytes) -> Any:
     if written > version and f'"version":{version},'.encode() not in body[:64]:
         raise VersionError(f"is of version {written}; expected {version} or less. Use the release that wrote it")
     check_json(body)
-    value = json.loads(
-        body.decode("ascii"), parse_constant=_refuse_constant
-    )  # given bytes, it would guess the encoding
+    # Of bytes, `json` would guess the encoding.
+    value = json.loads(body.decode("ascii"), parse_constant=_refuse_constant)
     if written != version or _typed(value, dict)["version"] != version:
         raise ValueError(f"version {written} in the first line, {value['version']!r} in the second")
     return value

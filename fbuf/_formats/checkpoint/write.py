@@ -240,9 +240,8 @@ class Save:
     def _max_header(self) -> int:
         """Return an upper bound of the header's bytes: that of all blocks that may be written."""
         many = len(self._previous.files) >= MAX_FILES
-        may = np.array(
-            [*(many or not self._is_half_live(f, live) for f, live in enumerate(self._live())), True]
-        )  # NEW: the last
+        # The last is `NEW`.
+        may = np.array([*(many or not self._is_half_live(f, live) for f, live in enumerate(self._live())), True])
         return sum(
             max_header_bytes(c.plan.name, c.plan.layout, np.flatnonzero(may[c.file]))
             for c in self._columns

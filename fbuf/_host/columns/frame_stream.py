@@ -370,9 +370,8 @@ class RowEnds:
         used = self.used(count)
         out = self.added[:used].copy()
         end = first + self.blocks * _BLOCK
-        lane, row = ranges(
-            count, end if used == self.blocks else np.minimum(end, used * _BLOCK)
-        )  # of rows that are gone
+        # Rows that are gone.
+        lane, row = ranges(count, end if used == self.blocks else np.minimum(end, used * _BLOCK))
         out[row // _BLOCK % self.blocks, lane, row % _BLOCK] = 0
         lane = np.flatnonzero(count > first)
         out[first[lane] // _BLOCK % self.blocks, lane, first[lane] % _BLOCK] = depth

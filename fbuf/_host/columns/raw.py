@@ -62,9 +62,8 @@ class DirtyBlocks:
 
     def __init__(self, rows: int, nbytes: int) -> None:
         self.block = block_rows(rows, nbytes)
-        self._written: Array = np.zeros(
-            -(-max(rows, 1) // self.block), np.int64
-        )  # the number of the last write to each
+        # The number of the last write to each.
+        self._written: Array = np.zeros(-(-max(rows, 1) // self.block), np.int64)
         self._writes = 0
         self._snapshots: list[weakref.ref[_Snapshot]] = []
         self._identity = Identity()

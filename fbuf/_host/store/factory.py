@@ -84,9 +84,8 @@ class ColumnFactory:
         present, start = np.ones(len(lane), bool), np.zeros(1, np.int64)
         raise_if_corrupted(part.fetch(lane, row, present, count, start).run([flat(values)]), present)
         ring.put(lane, row, values)
-        if (
-            self.folder is not None and self.folder.is_flushed
-        ):  # else the head could count rows that are not on the disk
+        # Otherwise the head could count rows that are not on the disk.
+        if self.folder is not None and self.folder.is_flushed:
             self.folder.wait_for([f"column{index}.rows", f"column{index}.sums"])
         return ring
 

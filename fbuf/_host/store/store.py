@@ -102,9 +102,8 @@ class Store(TicketReads):
         self._log: UpdateLog | None = None
         self.resumed: Array = np.zeros(self._lanes, np.int64)  # rows of each lane that were there when it was opened
         self.warning = ""  # what was wrong with the files then
-        self._uncut: Array = np.zeros(
-            lanes, bool
-        )  # lanes of files with a cut after the newest row that is not recorded
+        # Lanes of files with a cut after the newest row that is not recorded.
+        self._uncut: Array = np.zeros(lanes, bool)
         self._flushed = time.monotonic()
         self._writing = threading.Lock()  # taken before _lock
         self._closed = False
