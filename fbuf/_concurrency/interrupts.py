@@ -67,4 +67,7 @@ class PostponeInterrupts(DeferInterrupts):
 
 def _interrupt_later() -> None:
     time.sleep(_RETURNED)
-    _signal.raise_signal(SIGINT)
+    if hasattr(_signal, "pthread_kill"):  # also wakes what the thread waits in
+        _signal.pthread_kill(threading.main_thread().ident, SIGINT)
+    else:
+        _signal.raise_signal(SIGINT)
