@@ -5,6 +5,7 @@
 A plain script in the libraries' own environment (`install.py`), where a package `tests` of pgx hides this one.
 """
 
+import functools
 import sys
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -199,6 +200,32 @@ def jaxmarl():
 
 
 def brax():
+    from brax.envs.base import State
+    from brax.envs.wrappers.training import AutoResetWrapper
+
+    rows, truth, done = _points(
+        "brax", State, "pipeline_state", AutoResetWrapper, lambda final, _: {"final_obs": final}
+    )
+    check_wrong("brax, done as terminated", rows | {"terminated": done}, truth, "discount", autoreset="same_step")
+
+
+def playground():
+    replace("tqdm", "lxml")  # only its robots need them
+    from mujoco_playground._src.mjx_env import State
+    from mujoco_playground._src.wrapper import BraxAutoResetWrapper
+
+    def keep(final, info):
+        return {"AutoResetWrapper_preserve_info": {"final_obs": final, "truncation": info.get("truncation", 0.0)}}
+
+    for full_reset in (False, True):
+        wrap = functools.partial(BraxAutoResetWrapper, full_reset=full_reset)
+        rows, truth, _ = _points("mujoco_playground", State, "data", wrap, keep)
+        lost = {"terminated": rows["terminated"] | rows["truncated"]}  # as without `keep`, if all is reset
+        check_wrong("playground, lost limits", rows | lost, truth, "discount", final_observation="final")
+
+
+def _points(library, state, content, wrap, keep):
+    """Check the lines of a library that has brax's wrappers, with what `keep(final_obs, info)` stores in `info`."""
     from brax import envs
     from brax.envs.wrappers import training
 
@@ -210,43 +237,43 @@ def brax():
         def reset(self, rng):
             x = jax.random.uniform(rng, (2,))
             zero = jnp.float32(0)
-            return envs.base.State(pipeline_state={"x": x}, obs=x, reward=zero, done=zero, metrics={}, info={})
+            return state(**{content: {"x": x}}, obs=x, reward=zero, done=zero, metrics={}, info={})
 
         def step(self, state, action):
-            x = state.pipeline_state["x"] + 0.5 * action
+            x = getattr(state, content)["x"] + 0.5 * action
             done = (jnp.abs(x).max() > 2).astype(jnp.float32)
-            return state.replace(pipeline_state={"x": x}, obs=x, reward=x.sum(), done=done)
+            return state.replace(**{content: {"x": x}}, obs=x, reward=x.sum(), done=done)
 
     class KeepFinal(envs.base.Wrapper):
-        """Keep the observation that AutoResetWrapper replaces."""
+        """Keep what the reset at an end replaces."""
 
         def reset(self, rng):
             state = self.env.reset(rng)
-            return state.replace(info={**state.info, "final_obs": state.obs})
+            return state.replace(info=state.info | keep(state.obs, state.info))
 
         def step(self, state, action):
             state = self.env.step(state, action)
-            return state.replace(info={**state.info, "final_obs": state.obs})
+            return state.replace(info=state.info | keep(state.obs, state.info))
 
     raw = Point()
-    env = training.AutoResetWrapper(KeepFinal(training.EpisodeWrapper(training.VmapWrapper(raw), LIMIT, 1)))
+    env = wrap(KeepFinal(training.EpisodeWrapper(training.VmapWrapper(raw), LIMIT, 1)))
 
     def step(carry, key):
         state, age = carry
         action = jax.random.uniform(key, (LANES, 2), minval=-1, maxval=1)
-        bare, names = jax.vmap(raw.step)(state, action), run("brax", env=env, env_state=state, action=action)
+        bare, names = jax.vmap(raw.step)(state, action), run(library, env=env, env_state=state, action=action)
         terminated = bare.done > 0
         over = (age + 1 >= LIMIT) & ~terminated
         truth = dict(reward=bare.reward, terminated=terminated, truncated=over, next=bare.obs)
         new, truth["real"] = names["new"], jnp.ones(LANES, bool)
-        final = new.info["final_obs"]
-        return (new, counted(age, terminated | over)), (names["row"], truth, names["done"], final)
+        row = {"final": new.info.get("final_obs")} | names["row"]
+        return (new, counted(age, terminated | over)), (row, truth, names["done"])
 
-    state = env.reset(jax.random.split(jax.random.PRNGKey(0), LANES))
-    rows, truth, done, final = scan(step, (state, jnp.zeros(LANES, int)), 400)
-    check("brax", rows | {"final": final}, truth, final_observation="final")
-    check("brax", rows, truth, autoreset="same_step")
-    check_wrong("brax, done as terminated", rows | {"terminated": done}, truth, "discount", autoreset="same_step")
+    first = env.reset(jax.random.split(jax.random.PRNGKey(0), LANES))
+    rows, truth, done = scan(step, (first, jnp.zeros(LANES, int)), 400)
+    check(library, rows, truth, final_observation="final")
+    check(library, rows, truth, autoreset="same_step")
+    return rows, truth, done
 
 
 def ale_py():
