@@ -8,6 +8,7 @@ device buffer. Functions that callbacks run count as well, in whichever thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 import threading
@@ -88,16 +89,12 @@ class Counter:
 
 @contextlib.contextmanager
 def _patched_call(counter: Counter) -> Iterator[None]:
-    call = callbacks.call
-
-    def counted(function: Callable[..., None], *rest: Any, **settings: Any) -> Any:
-        return call(lambda *operands: counter.run(function, *operands), *rest, **settings)
-
-    callbacks.call = counted
+    call = callbacks.uninterrupted
+    callbacks.uninterrupted = functools.partial(counter.run, call)
     try:
         yield
     finally:
-        callbacks.call = call
+        callbacks.uninterrupted = call
 
 
 def rows(number: int) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fbuf._bridge.lifetime import find, join_id, split_id
-from fbuf._concurrency.interrupts import PostponeInterrupts
+from fbuf._concurrency.interrupts import uninterrupted
 from fbuf._core import control_flow
 from fbuf._core.pytree import DTYPES
 from fbuf._core.sub_byte import SUB_BYTE, from_bytes, to_bytes
@@ -244,7 +244,7 @@ def call(
 
     Off CPUs, where operands are copied to the host, `elsewhere` are the operands, if given.
     """
-    function = _bind(_uninterrupted, function)
+    function = _bind(uninterrupted, function)
     on_cpu = functools.partial(_call_on_cpu, function, shapes, effect)
     off_cpu = functools.partial(_call_elsewhere, function, shapes, effect)
     if elsewhere is None:
@@ -257,11 +257,6 @@ def call(
             default=lambda _, others: off_cpu(*others),
         )
     return control_flow.vary_like(made, operands)
-
-
-def _uninterrupted(function: Callable[..., None], *operands: Any) -> None:
-    with PostponeInterrupts():
-        function(*operands)
 
 
 def _call_on_cpu(function: Callable[..., None], shapes: Any, effect: bool, *operands: Array) -> Any:

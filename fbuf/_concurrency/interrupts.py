@@ -6,6 +6,7 @@ import _signal  # type: ignore[import-not-found]  # without the enums of `signal
 import _thread
 import threading
 import time
+from collections.abc import Callable
 from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import Any
@@ -47,22 +48,20 @@ class DeferInterrupts:
         self._interrupt = number, frame
 
 
-class PostponeInterrupts(DeferInterrupts):
+def uninterrupted(callback: Callable[..., None], *operands: Any) -> None:
     """Delay Ctrl-C until a callback has returned: a write of the store is complete then, and XLA makes no other error of it."""
-
-    __slots__ = ()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._handler is not None:
-            _signal.signal(SIGINT, self._handler)
-            if self._interrupt is None:
-                return
-            if isinstance(getattr(self._handler, "__self__", None), DeferInterrupts):
-                self._handler(*self._interrupt)
-            else:
-                _thread.start_new_thread(_interrupt_later, ())
+    deferred = DeferInterrupts()
+    deferred.__enter__()
+    try:
+        callback(*operands)
+    finally:
+        if (handler := deferred._handler) is not None:
+            _signal.signal(SIGINT, handler)
+            if deferred._interrupt is not None:
+                if isinstance(getattr(handler, "__self__", None), DeferInterrupts):
+                    handler(*deferred._interrupt)
+                else:
+                    _thread.start_new_thread(_interrupt_later, ())
 
 
 def _interrupt_later() -> None:
