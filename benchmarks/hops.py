@@ -89,12 +89,12 @@ class Counter:
 
 @contextlib.contextmanager
 def _patched_call(counter: Counter) -> Iterator[None]:
-    call = callbacks.uninterrupted
-    callbacks.uninterrupted = functools.partial(counter.run, call)
+    uninterrupted = callbacks.uninterrupted
+    callbacks.uninterrupted = functools.partial(counter.run, uninterrupted)
     try:
         yield
     finally:
-        callbacks.uninterrupted = call
+        callbacks.uninterrupted = uninterrupted
 
 
 def rows(number: int) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.storage import HostRead, Storage
 from fbuf.samplers._epoch import EpochState
 
-FEW = 8  # rows that a loop copies faster than NumPy, of which each function costs 5 to 20 us where it ran long ago
+FEW = 8  # rows that a loop copies faster than NumPy, whose functions are slow where they did not run lately
 
 
 class BatchStructure:
