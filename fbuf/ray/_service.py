@@ -106,7 +106,7 @@ class RayReplay:
             folder = None if path is None else os.path.join(os.path.abspath(os.fspath(path)), f"shard-{shard:05d}")
             return make.remote(part, example, shards, seed + shard, limit, folder, save_every)
 
-        self.buffer, self.shards = buffer, shards
+        self.buffer, self.shards, self._process = buffer, shards, os.getpid()
         self._saves, self._durable = path is not None, path is not None and save_every > 0
         self._link = RayLink([start(shard) for shard in range(shards)])
         self._settings = Settings(self._link, buffer, shards, example, {}, None, 8, 60.0, False, (0, 1))
@@ -192,7 +192,12 @@ class RayReplay:
         self._ask("save")
 
     def close(self) -> None:
-        """End waiting and later calls of clients with `ReplayClosed`, and the actors. Nothing is saved."""
+        """End waiting and later calls of clients with `ReplayClosed`, and the actors. Nothing is saved.
+
+        In a forked child nothing is closed.
+        """
+        if os.getpid() != self._process:  # Ray would hang
+            return
         ray = import_ray()
         ray.wait(self._all("close"), num_returns=self.shards, timeout=10)
         for actor in self._link.actors:

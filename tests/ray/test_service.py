@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import runpy
+import signal
 import tempfile
 
 import jax
@@ -165,3 +166,17 @@ def test_doctests(ray):
         for module in map(importlib.import_module, names):
             failed, tried = doctest.testmod(module, extraglobs={"replay": replay, "fbuf": fbuf, "np": np})
             assert tried and not failed
+
+
+def test_a_forked_child_that_leaves_the_with_ends_no_actor(ray):
+    child = None
+    try:
+        with fbuf.ray.RayReplay(fbuf.Buffer(8), ROW, options=OPTIONS) as service:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)  # ends it if Ray hangs
+                raise SystemExit
+            assert os.waitpid(child, 0)[1] == 0 and service.stats()["size"] == 0
+    finally:
+        if child == 0:
+            os._exit(0)
