@@ -60,7 +60,7 @@ def uninterrupted(callback: Callable[..., None], *operands: Any) -> None:
             if deferred._interrupt is not None:
                 if isinstance(getattr(handler, "__self__", None), DeferInterrupts):
                     handler(*deferred._interrupt)
-                else:
+                elif getattr(handler, "__name__", "") != "_sighandler_noop":  # asyncio reads the signal from a socket
                     _thread.start_new_thread(_interrupt_later, ())
 
 

@@ -1,5 +1,6 @@
 """FairLock between threads: order of arrival, waiting for a change, and how signals and `StopToken` end both."""
 
+import asyncio
 import dis
 import itertools
 import os
@@ -15,7 +16,7 @@ import fbuf
 from fbuf import limits
 from fbuf._concurrency import fair_lock, wakeup
 from fbuf._concurrency.fair_lock import FairLock
-from fbuf._concurrency.interrupts import DeferInterrupts
+from fbuf._concurrency.interrupts import DeferInterrupts, uninterrupted
 from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 from fbuf._host.columns.raw_file import RawFileFetch
 from fbuf._replay import locked, programs
@@ -287,6 +288,18 @@ def test_a_deferred_interrupt_reaches_its_handler():
         assert came == [signal.SIGINT] and signal.getsignal(signal.SIGINT) is handler
     with handled(signal.SIGINT, signal.SIG_IGN):
         assert inside() is Thread(inside).ends() is signal.SIG_IGN
+
+
+def test_an_interrupt_of_a_callback_reaches_an_event_loop_once():
+    came = []
+
+    async def interrupt():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, came.append, "came")
+        uninterrupted(os.kill, os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.2)
+
+    asyncio.run(interrupt())
+    assert came == ["came"]
 
 
 def test_a_signal_handler_may_take_the_lock():
