@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -524,6 +524,7 @@ def check_rebuilds(call: str, sampler: Sampler) -> None:
 
 
 _MEMBERS = ("source", "shard", "birth")
+_WIDE = frozenset(np.dtype(f"{order}{kind}8") for order in "<>" for kind in "iu")
 
 
 def check_is_index(call: str, index: Any, *members: str) -> None:
@@ -552,19 +553,30 @@ def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: s
         name: arguments.check_array(call, f"index.{name}", getattr(index, name), slot.shape, "i") for name in members
     }
     return Index(
-        slot.astype(jnp.int32),
-        generation.astype(jnp.uint32),
-        **{name: leaf.astype(jnp.int32) for name, leaf in where.items()},
+        _narrowed(call, slot, jnp.int32),
+        _narrowed(call, generation, jnp.uint32),
+        **{name: _narrowed(call, leaf, jnp.int32) for name, leaf in where.items()},
     )
 
 
 def narrow_index(call: str, index: Any) -> Any:
-    """Return an index without NumPy integers of 64 bits; raise ValueError for one out of range, which JAX would wrap."""
-    for name, dtype in (("slot", "int32"), ("generation", "uint32")):
+    """Return an index without integers of 64 bits. One out of range is a ValueError in NumPy's, and no row in JAX's."""
+    for name in ("slot", "generation", *_MEMBERS):
         values = getattr(index, name)
-        if isinstance(values, (np.ndarray, np.generic)) and values.dtype.kind in "iu" and values.dtype.itemsize == 8:
-            index = dataclasses.replace(index, **{name: narrow(f"{call}: index.{name}", "", values, dtype)})
+        if isinstance(values, (np.ndarray, np.generic, jax.Array)) and values.dtype in _WIDE:
+            dtype = "uint32" if name in ("generation", "birth") else "int32"
+            index = dataclasses.replace(index, **{name: _narrowed(f"{call}: index.{name}", values, dtype)})
     return index
+
+
+def _narrowed(where: str, values: Any, dtype: Any) -> Any:
+    """Return integers as `dtype`. Of 64 bits, one that JAX would wrap is an error in NumPy's, and names no row in JAX's."""
+    if isinstance(values, (np.ndarray, np.generic)):
+        return narrow(where, "", values, dtype)
+    made = values.astype(dtype)
+    if values.dtype not in _WIDE:
+        return made
+    return jnp.where(made.astype(values.dtype) == values, made, made.dtype.type(np.iinfo(made.dtype).min))
 
 
 def check_slots(call: str, index: Any) -> jax.Array:
@@ -576,4 +588,4 @@ def check_slots(call: str, index: Any) -> jax.Array:
     slots = jnp.asarray(index)
     if not jnp.issubdtype(slots.dtype, jnp.integer):
         raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")
-    return slots.astype(jnp.int32)
+    return cast(jax.Array, _narrowed(call, slots, jnp.int32))

@@ -7,6 +7,7 @@ import pytest
 import fbuf
 from fbuf._core.pytree import exact
 from tests.support.refusals import raises
+from tests.support.trees import same
 
 BUFFER = fbuf.Buffer(16)
 EXAMPLE = {"id": np.int64(0), "x": np.float64(0)}
@@ -114,3 +115,27 @@ def test_states_of_64_bits_are_refused_where_x64_is_off():
         state = host.add(host.init(example), {"id": 2**40, "x": 1e300})
     row = jax.tree.leaves(host.rows(state, last=1).data)
     assert [leaf.item() for leaf in row] == [2**40, 1e300]
+
+
+def test_slots_of_64_bits_never_wrap_to_other_rows():
+    buffer, slot, generation = fbuf.prioritized(16), np.arange(2), np.ones(2, np.uint32)
+    with jax.enable_x64(True):
+        state, step = buffer.extend(buffer.init({"t": 0}), {"t": np.arange(4)}), jax.jit(buffer.update_priority)
+        before = jax.device_get((buffer.priorities(state), buffer.rows(state).data))
+        for far in (fbuf.Index(slot + 2**32, generation), fbuf.Index(slot, generation + np.uint64(2**32))):
+            wide = jax.device_put(far)
+            made = [step(state, far, np.full(2, 7.0)), buffer.update_priority(state, far, np.full(2, 7.0))]
+            made += [
+                buffer.update_priority(state, wide, np.full(2, 7.0)),
+                buffer.update_rows(state, wide, {"t": slot + 7}),
+            ]
+            for after in made:
+                same(jax.device_get((buffer.priorities(after), buffer.rows(after).data)), before)
+                assert sum(int(n) for name, n in buffer.stats(after).items() if name.startswith("refused")) == 2
+            assert not buffer.get(state, wide).mask.any() and np.isnan(buffer.priorities(state, wide)).all()
+        for wrapped in (2**32, [2**32], jax.numpy.asarray(2**32)):
+            assert not buffer.get(state, wrapped).mask.any()
+        assert buffer.get(state, fbuf.Index(jax.device_put(slot), generation)).index.slot.dtype == np.int32
+    far = fbuf.Index(slot, generation, source=slot + 2**32)
+    mixture = fbuf.Mixture({"a": buffer, "b": buffer})
+    raises(ValueError, "index.source is 4294967296, which int32 cannot hold", mixture.route, far, "a")
