@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import jax
 
@@ -35,8 +35,28 @@ class _Lazy(Protocol):
     def __iter__(self) -> Iterator[str]: ...
 
 
+class _DeferredFields:
+    """Fields that may be computed when they are first read.
+
+    `_compute_deferred`, where an object has it, returns one of `_DEFERRED` from the object and the field's name.
+    """
+
+    _DEFERRED: ClassVar[frozenset[str]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._DEFERRED and (compute := vars(self).get("_compute_deferred")) is not None:
+            return vars(self).setdefault(name, compute(self, name))  # another thread may have been first
+        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'.")
+
+    def __getstate__(self) -> dict[str, Any]:  # of copies and pickles
+        return {name: getattr(self, name) for name in self._fields()}
+
+    def _fields(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+
+
 @state
-class Index:
+class Index(_DeferredFields):
     """Identify rows by slot and generation, which differs between successive rows of a slot.
 
     An index whose row has been overwritten is *stale*: methods skip it and count it. Use an index only with states that
@@ -57,42 +77,30 @@ class Index:
     shard: Any = None
     birth: Any = None
 
-
-_DEFERRED = frozenset(("index", "probability", "weight", "mask"))
-"""Fields of a `Sample` that may be computed when they are first read."""
+    _DEFERRED = frozenset(("slot", "generation"))
 
 
-class _Ragged:
-    """The `lazy` property of `Sample` and `Rows`, and advice for leaves that are asked of the batch itself.
+class _Ragged(_DeferredFields):
+    """The `lazy` property of `Sample` and `Rows`, and advice for leaves that are asked of the batch itself."""
 
-    `_compute_deferred`, where a batch has it, returns a field of `_DEFERRED` by its name.
-    """
+    _DEFERRED = frozenset(("index", "probability", "weight", "mask"))
 
     data: PyTree
     ragged: Any
     __iter__ = None  # not a sequence, although there is a `__getitem__`
 
     def __getattr__(self, name: str) -> Any:
-        kind, fix = type(self).__name__, ""
-        if name in _DEFERRED and (compute := self.__dict__.get("_compute_deferred")) is not None:
-            return self.__dict__.setdefault(name, compute(name))  # another thread may have been first
         if name == "lazy":  # the property raised
             if self.ragged is not None:
                 return self.ragged.open(self.data)  # for the error itself
             raise AttributeError("lazy: all rows are arrays, in `data`. For text or objects use storages.Ragged().")
-        data = self.__dict__.get("data")
-        if isinstance(data, Mapping) and name in data:
-            fix = f". Write batch.data['{name}']"
-        raise AttributeError(f"{kind} has no attribute '{name}'{fix}.")
-
-    def __getstate__(self) -> dict[str, Any]:  # of copies and pickles
-        return {name: getattr(self, name) for name in self._fields()}
+        data = vars(self).get("data")
+        if isinstance(data, Mapping) and name in data and name not in self._DEFERRED:
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'. Write batch.data['{name}'].")
+        return super().__getattr__(name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._fields()})
-
-    def _fields(self) -> list[str]:
-        return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise TypeError(
@@ -115,6 +123,18 @@ class _Ragged:
         if self.ragged is None:
             raise AttributeError
         return self.ragged.open(self.data)
+
+
+def deferring(cls: type[Any], compute: Callable[[Any, str], Any], **fields: Any) -> Any:
+    """Return an object of these fields, and others that `compute` makes of it and a name when they are first read."""
+    node = object.__new__(cls)
+    vars(node).update(fields, _compute_deferred=compute)
+    return node
+
+
+def computed(node: Any, name: str) -> Any:
+    """Return a field that was computed with the other: what `deferring` takes from then on."""
+    return vars(node)[name]
 
 
 @state

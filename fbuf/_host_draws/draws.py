@@ -20,7 +20,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._host_draws.anchors import HostAnchors
 from fbuf._host_draws.deferred import Deferred, ReplayEngine
-from fbuf._host_draws.reads import BatchStructure, HeldRows, HostBatch
+from fbuf._host_draws.reads import BatchStructure, DrawnRows, HeldRows, HostBatch
 from fbuf._host_draws.rings import HostRings, Rings
 from fbuf._host_draws.row_block import RowBlock
 
@@ -118,11 +118,13 @@ class HostDraws(Deferred):
         generations = self._rings.generations(state.header, more)
 
         def compute(name: str) -> Any:
-            if name == "index":
-                return slot.astype(np.int32), generations(slot)
+            if name == "slot":
+                return slot.astype(np.int32)
+            if name == "generation":
+                return generations(slot)
             return np.ones(size, bool) if name == "mask" else drawn.chances(name)
 
-        return after, HostBatch(self._structure, leaves, compute)
+        return after, HostBatch(self._structure, leaves, DrawnRows(slot, compute))
 
     def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
         """Return functions that lower the programs of such draws, but for the random bits; with the rows of `block`, if any."""

@@ -106,7 +106,7 @@ class EpochDraws(HostDraws):
             if number.size < size:
                 for leaf in drawn.leaves:
                     leaf[number.size :] = 0
-                drawn.compute = functools.partial(self._masked, drawn.compute, number.size)
+                drawn.rows.compute = functools.partial(self._masked, drawn.rows.compute, number.size)
             drawn.last = np.array(left < self._least(size))
             self._position, self._waits = position._replace(taken=taken), True
         return batch
@@ -114,10 +114,7 @@ class EpochDraws(HostDraws):
     def _masked(self, compute: Any, number: int, name: str) -> Any:
         """Return what `compute` does, of a batch of which `number` entries are rows."""
         found = compute(name)
-        for leaf in found if name == "index" else [found]:
-            leaf[number:] = 0
-        if name == "index":
-            found[0][number:] = self._buffer.capacity
+        found[number:] = self._buffer.capacity if name == "slot" else 0
         return found
 
     def settle(self, engine: ReplayEngine) -> None:

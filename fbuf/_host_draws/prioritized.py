@@ -23,9 +23,9 @@ from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import with_fields
 from fbuf._core.sample import Index
-from fbuf._host_draws.deferred import ReplayEngine
+from fbuf._host_draws.deferred import ReplayEngine, Update
 from fbuf._host_draws.draws import Drawn, HostDraws
-from fbuf._host_draws.priority_update import PriorityUpdate, packed_update
+from fbuf._host_draws.priority_update import PriorityUpdate, copied_update
 from fbuf._host_draws.row_block import RowBlock, unpack
 from fbuf.samplers import Prioritized
 from fbuf.samplers import _chunked_priorities as chunked_priorities
@@ -33,7 +33,7 @@ from fbuf.samplers._chunked_priorities import chunked
 from fbuf.samplers._prioritized import PrioritizedState
 
 _FIRST = 2  # words before the slots
-_UINT, _FLOAT = map(np.dtype, (np.uint32, np.float32))
+_FLOAT = np.dtype(np.float32)
 _REFUSED = COUNTERS.index("refused_rows")
 
 
@@ -86,14 +86,6 @@ def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
     return jax.jit(draw, donate_argnums=0 if changed or updated else (), compiler_options=sequential_options())
 
 
-def _computed(compute: Any, read: list[bytes], name: str) -> Any:
-    """Return what `compute` does, and note the bytes of slots and generations, which the caller may change later."""
-    found = compute(name)
-    if name == "index":
-        read[:] = [part.tobytes() for part in found]
-    return found
-
-
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def extend_keeping(
     buffer: Buffer, state: BufferState, packed: jax.Array, slot: jax.Array, before: Any = None
@@ -132,22 +124,18 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
         super().drop()
-        # Of the last batch: what `_version` returned, and the bytes of its index once that was read.
-        self._noted: tuple[Any, Any, list[bytes]] = None, None, []
+        self._noted: tuple[Any, Any, Any] = None, None, None  # of the last batch what `_version` returned, and its rows
         # Slots that collected rows opened in the tree, and how many they closed.
         self._opened, self._closed = list[int](), 0
         # What slots had before these changes, where a store may not take the rows.
         self._before = dict[int, tuple[float, float]]()
         self._new: tuple[Any, Any] = (), ()  # slots that the next draw closes, and opens
-        self._largest = 0  # bits of the largest error of the update
 
     def draw(self, engine: ReplayEngine, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`, and note the rows."""
         drawn = super().draw(engine, block, key, size, numbers)
         if drawn is not None:
-            read = list[bytes]()
-            drawn[1].compute = functools.partial(_computed, drawn[1].compute, read)
-            self._noted = *self._version(engine, block), read
+            self._noted = *self._version(engine, block), drawn[1].rows
         return drawn
 
     @property
@@ -173,7 +161,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     def _note_leaves(self, engine: ReplayEngine) -> None:
         """Note what the slots have whose anchors the next draw opens and closes."""
         slots = [*itertools.chain(*self._new)]
-        if self.update is not None and not set(slots).isdisjoint(self.update[0].tolist()):
+        if self.update is not None and not set(slots).isdisjoint(self.update.slot.tolist()):
             self.settle(engine)
         trees = engine.state.sampler.tree, engine.state.sampler.top
         leaves, tops = (len(slots) * [0.0] if x is None else np.asarray(memoryview(x))[slots].tolist() for x in trees)
@@ -204,9 +192,9 @@ class PriorityDraws(HostDraws, PriorityUpdate):
 
         return Drawn(each(1).view(np.int32).astype(np.int64), lambda name: each(0 if name == "probability" else 2))
 
-    def _words(self, size: int, changed: int, update: np.ndarray[Any, Any] | None) -> tuple[Any, Any, Any]:
+    def _words(self, size: int, changed: int, update: Update | None) -> tuple[Any, Any, Any]:
         """Return a program and its words, with those of an update, as integers and as floats."""
-        count = 0 if update is None else update.shape[1]
+        count = 0 if update is None else update.slot.size
         updated = chunked(count)
         kind = size, changed, updated
         known = self._programs.get(kind)
@@ -215,11 +203,11 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             known = self._programs[kind] = program(self._buffer, *kind), words, words.view(_FLOAT)
         _, words, floats = known
         if update is not None:
-            words[_FIRST : _FIRST + count] = update[0]
+            words[_FIRST : _FIRST + count] = update.slot
             words[_FIRST + count : _FIRST + updated] = self._geometry.capacity
             first = _FIRST + updated + changed
-            words[first : first + count] = update[1]
-            words[1] = self._largest
+            words[first : first + count] = update.error
+            words[1] = update.largest
         return known
 
     def _call(self, engine: ReplayEngine, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
@@ -251,18 +239,17 @@ class PriorityDraws(HostDraws, PriorityUpdate):
 
     def keep(self, engine: ReplayEngine, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
-        found = packed_update(index, error, mask)
-        if found is None:
+        update = copied_update(index, error, mask)
+        if update is None:
             return False
-        packed, largest = found
         if block is not None and any(self._changes(engine, block)):
             engine.flush()
-        (noted, *before), (header, now), (slot, _, generation) = self._noted, self._version(engine, block), packed
-        current = header is noted and before == [now, [slot.tobytes(), generation.tobytes()]]
-        if not current and not (self._buffer.dense and self._rings.holds(header, slot, generation.view(_UINT), now[1])):
+        (noted, before, rows), (header, now) = self._noted, self._version(engine, block)
+        current = header is noted and before == now and update.is_of(rows)
+        if not current and not (self._buffer.dense and self._rings.holds(header, update.index, now[1])):
             return False
         self.settle(engine)
-        self.update, self._largest = packed, largest
+        self.update = update
         return True
 
     def settle(self, engine: ReplayEngine) -> None:

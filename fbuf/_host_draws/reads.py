@@ -14,7 +14,7 @@ import numpy as np
 
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import PyTree, flat_keys
-from fbuf._core.sample import Index, Sample
+from fbuf._core.sample import Index, Sample, deferring
 from fbuf._host_draws.rings import Rings
 from fbuf._host_draws.row_block import RowBlock
 from fbuf._indexing.anchor_log import AnchorQueue
@@ -31,12 +31,34 @@ class BatchStructure:
         structure: Any = jax.tree.structure(example)
         self._structure, self._keys = structure, flat_keys(structure)
 
-    def batch(self, leaves: list[Any], compute: Callable[[str], Any], last: Any) -> Sample:
+    def batch(self, leaves: list[Any], compute: Callable[[Sample, str], Any], last: Any) -> Sample:
         """Return a batch, as `unflatten`, which takes longer between calls of torch."""
         data = self._structure.unflatten(leaves) if self._keys is None else dict(zip(self._keys, leaves, strict=True))
-        batch = object.__new__(Sample)
-        vars(batch).update(data=data, ragged=None, last=last, _compute_deferred=compute)
+        batch: Sample = deferring(Sample, compute, data=data, ragged=None, last=last)
         return batch
+
+
+class DrawnRows:
+    """Rows of a batch.
+
+    Args:
+      slot: int64[B], which nothing changes; also where entries are masked.
+      compute: Computes what a `Sample` calls "probability", "weight" or "mask", and "slot" and "generation" of its index.
+    """
+
+    def __init__(self, slot: np.ndarray[Any, Any], compute: Callable[[str], np.ndarray[Any, Any]]):
+        self.slot, self.compute = slot, compute
+
+    def index(self, convert: Any) -> Index:
+        """Return the index as `convert` makes its arrays."""
+        index: Index = deferring(Index, lambda _, name: convert(self.compute(name)), _drawn=self)
+        return index
+
+
+def drawn_rows(index: Index) -> DrawnRows | None:
+    """Return what an index is computed from; None unless it is of a `HostBatch` and nothing of it was read."""
+    fields = vars(index)
+    return None if "slot" in fields or "generation" in fields else fields.get("_drawn")
 
 
 class HostBatch:
@@ -47,11 +69,11 @@ class HostBatch:
     Args:
       structure: Of the data.
       leaves: Of the data.
-      compute: Computes what a `Sample` calls "probability", "weight" or "mask"; of "index" slots and generations.
+      rows: What the rest of the batch is computed from.
     """
 
-    def __init__(self, structure: BatchStructure, leaves: list[np.ndarray[Any, Any]], compute: Callable[[str], Any]):
-        self.leaves, self.compute, self._structure = leaves, compute, structure
+    def __init__(self, structure: BatchStructure, leaves: list[np.ndarray[Any, Any]], rows: DrawnRows):
+        self.leaves, self.rows, self._structure = leaves, rows, structure
         self.last: np.ndarray[Any, Any] | None = None
 
     def to_numpy(self) -> Sample:
@@ -63,9 +85,10 @@ class HostBatch:
         return self._converted(_from_numpy())
 
     def _converted(self, convert: Any) -> Sample:
-        def compute(name: str) -> Any:
-            found = self.compute(name)
-            return Index(*map(convert, found)) if name == "index" else convert(found)
+        rows = self.rows
+
+        def compute(_: Sample, name: str) -> Any:
+            return rows.index(convert) if name == "index" else convert(rows.compute(name))
 
         last = None if self.last is None else convert(self.last)
         return self._structure.batch(list(map(convert, self.leaves)), compute, last)

@@ -78,11 +78,9 @@ class HostRings:
 
         return generations
 
-    def holds(
-        self, header: jax.Array, slot: np.ndarray[Any, Any], generation: np.ndarray[Any, Any], more: int = 0
-    ) -> bool:
-        """Return whether every row int32[B], uint32[B] is held, after `more` rows in each lane."""
-        lanes, length, _ = self._geometry
+    def holds(self, header: jax.Array, index: Any, more: int = 0) -> bool:
+        """Return whether every row of an `Index` `[B]` in NumPy is held, after `more` rows in each lane."""
+        (lanes, length, _), slot, generation = self._geometry, index.slot, index.generation
         if slot.min() < 0 or slot.max() >= lanes * length:
             return False
         position, lane = (slot, 0) if lanes == 1 else np.divmod(slot, lanes)

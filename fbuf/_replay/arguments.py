@@ -17,7 +17,7 @@ from fbuf._buffer.checks import check_is_index, narrow_index
 from fbuf._core.arguments import check_choice, did_you_mean, is_int
 from fbuf._core.pytree import PyTree, named_leaves, needs_x64
 from fbuf._core.sample import Index, Sample
-from fbuf._host_draws.reads import HostBatch
+from fbuf._host_draws.reads import HostBatch, drawn_rows
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
 
@@ -182,8 +182,11 @@ def _is_64_bit_tensor(leaf: Any) -> bool:
 
 
 def to_index(call: str, index: Any) -> Index:
-    """Return an `Index` of JAX arrays; raise for anything else before the state is donated."""
+    """Return an `Index` of arrays for JAX; raise for anything else before the state is donated."""
     check_is_index(call, index)
+    drawn = drawn_rows(index)
+    if drawn is not None:
+        return drawn.index(np.asarray)
     arrays = Index(to_array(index.slot, "index.slot"), to_array(index.generation, "index.generation"))
     return cast(Index, narrow_index(call, arrays))
 

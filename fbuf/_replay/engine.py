@@ -37,7 +37,6 @@ from fbuf._host_draws.row_block import RowBlock
 from fbuf._indexing import scatter
 from fbuf._replay import programs
 from fbuf._replay.arguments import to_device_of, unshared
-from fbuf._replay.written import WrittenIndex
 from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Deduplicated, Device, Ragged
 
@@ -61,7 +60,7 @@ class Engine:
         self.impl = str(jax.random.key_impl(key))
         self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
         self.is_queue = room_left(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
-        self.written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
+        self.written: weakref.ref[Index] | None = None  # of the last write, until the next
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
         self.most_drawn = 0  # the largest batch size for which there were enough rows, where each is drawn once
@@ -303,7 +302,7 @@ class Engine:
         self.arrays.release()
         index = None if self.written is None else self.written()
         if index is not None:
-            index.read()
+            _ = index.slot
         self.written = None
 
     def row_of(self, call: str, row: PyTree) -> PyTree:
@@ -360,7 +359,7 @@ class Engine:
         block, sizes = self.block, None
         rows: tuple[Any, ...] = ()
         if self._on_device and self.deferred.fuses and block is not None and block.count:
-            update = () if self.deferred.update is None else (self.deferred.update,)
+            update = () if self.deferred.update is None else (self.deferred.update.packed(),)
             rows, sizes = (block.packed(), *update), self._sizes_after()
             self.keep_written()
         else:

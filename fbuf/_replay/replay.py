@@ -36,7 +36,7 @@ from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.arguments import DrawOptions, Numbers, check_bool, check_int
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
-from fbuf._core.sample import Index, Rows, Sample
+from fbuf._core.sample import Index, Rows, Sample, computed, deferring
 from fbuf._core.text_table import counted
 from fbuf._host.failed_writes import write_of
 from fbuf._replay import arguments, programs
@@ -46,7 +46,7 @@ from fbuf._replay.engine import Engine
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
 from fbuf._replay.locked import locked, restores_lock
 from fbuf._replay.outside_jit import refuse_trace
-from fbuf._replay.written import WrittenIndex, newest
+from fbuf._replay.written import newest
 from fbuf.limits import Limit
 from fbuf.storages import Ragged
 
@@ -326,17 +326,19 @@ class Replay:
             raise
         self._limiter.done("add", count)
 
-    def _index_written(self, count: int, mask: Any) -> WrittenIndex:
+    def _index_written(self, count: int, mask: Any) -> Index:
         """Return the index of the `count` rows just written in each lane, computed when it is read."""
         keep = np.array(mask) if type(mask) is np.ndarray else mask  # the caller may change it
 
-        def compute(index: WrittenIndex) -> None:
+        def compute(index: Index, name: str) -> jax.Array:
             # also where a function that is being traced reads it
             with jax.ensure_compile_time_eval(), self._acquire():
-                if index.known is None:  # else another thread was first
-                    index.store(newest(self.buffer, count, self._engine.state.header, keep))
+                if name not in vars(index):  # else another thread was first
+                    found = newest(self.buffer, count, self._engine.state.header, keep)
+                    vars(index).update(vars(found), _compute_deferred=computed)
+            return computed(index, name)
 
-        index = WrittenIndex(compute)
+        index: Index = deferring(Index, compute)
         self._engine.written = weakref.ref(index)
         return index
 

@@ -2,8 +2,10 @@
 
 import copy
 import inspect
+import pickle
 import signal
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +100,13 @@ def test_every_read_sees_new_priorities(read: str, tmp_path: Path) -> None:
 def test_what_is_refused_raises_at_once(replace: bool) -> None:
     replay = filled(sampler=fbuf.samplers.Prioritized(replace=replace))
     index = replay.sample(4, to="numpy").index
+    with pytest.raises(ValueError, match="stale"):
+        replay.update_priority(fbuf.Index(index.slot, index.generation + np.uint32(1)), np.ones(4, np.float32))
     for bad in (np.float32(np.nan), np.float64(np.inf)):
         with pytest.raises(ValueError, match="1 priorities are NaN"):
             replay.update_priority(index, np.array([1, bad, 1, 1], bad.dtype))
     with pytest.raises(ValueError, match="name no slot"):
         replay.update_priority(fbuf.Index(index.slot + np.int32(24), index.generation), np.ones(4, np.float32))
-    with pytest.raises(ValueError, match="stale"):
-        replay.update_priority(fbuf.Index(index.slot, index.generation + np.uint32(1)), np.ones(4, np.float32))
     raises(ValueError, "td_error has shape", lambda: replay.update_priority(index, np.ones(3, np.float32)))
     for _ in range(24):
         replay.add(ROW)
@@ -126,6 +128,34 @@ def test_magnitudes_too_small_for_xla_are_kept() -> None:
     replay.sample(1, to="numpy")  # sets it
     top: Any = replay.state.sampler.top
     assert np.asarray(top)[index.slot] == np.float32(1e-40)
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch"])
+def test_the_index_of_an_update_is_not_computed(to: Any) -> None:
+    if to == "torch":
+        pytest.importorskip("torch")
+    replay = filled()
+    batch = replay.sample(4, to=to)
+    replay.update_priority(batch.index, np.full(4, 7, np.float32))
+    replay.add(ROW)
+    assert replay.sample(4, to=to).mask.all() and not {"slot", "generation"} & vars(batch.index).keys()
+    assert np.allclose(replay.priorities(batch.index), 7, rtol=1e-3)
+
+
+def test_an_index_that_was_not_read_is_an_index() -> None:
+    replay = fbuf.Replay(fbuf.prioritized(24), {"t": np.zeros(50)})
+    written = replay.extend({"t": np.zeros((4, 50))})
+    batch = replay.sample(4, to="numpy")
+    data, index = weakref.ref(batch.data["t"]), batch.index
+    for other in (copy.copy(index), pickle.loads(pickle.dumps(index)), jax.jit(lambda x: x)(index)):
+        same(other, index)
+    assert type(index) is type(written) is fbuf.Index
+    both = jax.tree.map(lambda *leaves: np.concatenate(leaves), index, written)
+    replay.update_priority(both, np.ones(8))
+    with pytest.raises(AttributeError, match="Index has no attribute 'slots'"):
+        _ = index.slots  # type: ignore[attr-defined]
+    del batch
+    assert data() is None  # the index does not keep it
 
 
 def test_other_arrays_and_buffers_set_priorities_at_once() -> None:

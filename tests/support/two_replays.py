@@ -64,7 +64,7 @@ def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
     """Call the same methods on both, which `begin` prepares while they are empty; return how many updates were deferred."""
     warnings.filterwarnings("ignore", ".*has each at most once", RuntimeWarning)  # until the test ends
     ours, theirs = pair
-    random, buffer, batch, deferred = np.random.default_rng(seed), ours.buffer, None, 0
+    random, buffer, drawn, deferred = np.random.default_rng(seed), ours.buffer, None, 0
     lead, prioritized = () if buffer.lanes is None else (buffer.lanes,), buffer.sampler.prioritized
 
     def add(**options):
@@ -99,18 +99,24 @@ def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
             more = rows_of(random, 2, *lead)
             for replay in pair:
                 replay.extend(more)
-        elif kind < 8 and batch is not None and prioritized:  # of rows that may be overwritten by now
-            error = random.normal(size=batch.mask.size).astype((np.float32, np.float64)[kind % 2])
+        elif kind < 8 and drawn is not None and prioritized:  # of rows that may be overwritten by now
+            error = random.normal(size=drawn[0].mask.size).astype((np.float32, np.float64)[kind % 2])
             error[0] *= 1 if random.random() < 0.8 else np.inf
-            for replay in pair:
+            for replay, batch in zip(pair, drawn, strict=True):
                 replay.update_priority(batch.index, error)
             deferred += ours._engine.deferred.update is not None
+            same(*(batch.index for batch in drawn))
         else:
-            batch, other = (replay.sample(size, to="numpy") for replay in pair)
-            same(batch, other)
+            drawn = [replay.sample(size, to="numpy") for replay in pair]
+            same(*map(read, drawn) if step % 2 else drawn)
         if step % 10 == 9 or step == steps - 1:
             same(*(leaves_of(replay.state) for replay in pair))
     return deferred
+
+
+def read(batch):
+    """Return what a batch has but its index, whose arrays are computed when they are first read."""
+    return batch.data, batch.probability, batch.weight, batch.mask, batch.last
 
 
 def leaves_of(state):
