@@ -36,6 +36,7 @@ def test_any_sequence_of_calls():
     support.check_sequences("3 bits", 160, 7)
 
 
+@pytest.mark.more
 def test_a_table_of_another_size_keeps_blocks_and_counts():
     support.check_rebuild("good", 1024)
 
@@ -63,6 +64,7 @@ def test_gpus_write_the_same_table(digest):
     assert model.refused > 0  # the table was full
 
 
+@pytest.mark.more
 def test_places_are_given_in_order_of_arrival():
     model = support.Model(64, 8)
     blocks = support.some_blocks(60, 2**32, 0)

@@ -80,6 +80,7 @@ def test_orders_never_change():
     assert got == [[3, 1, 2, 0, 4], [1581, 685, 1754, 308, 1484], [845948, 794384, 718335, 368626, 25038]]
 
 
+@pytest.mark.more
 def test_one_to_one():
     index = jnp.arange(300, dtype=jnp.int32)
     every = jax.jit(jax.vmap(permute, (0, None, 0)))

@@ -115,6 +115,7 @@ def compressed(path):
     return Compressed(path=path, keys=("t",))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("storage", by_tier(Memmap, more=[compressed]))
 def test_cuts_outlive_two_restarts(tmp_path, storage):
     buffer = fbuf.Buffer(100, view=WINDOWS, storage=storage(str(tmp_path / "rows")))

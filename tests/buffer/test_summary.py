@@ -198,6 +198,7 @@ def test_every_storage_names_its_leaves():
     assert ["(row)", "float32[3]", "device"] in lines
 
 
+@pytest.mark.more
 def test_traced_donated_and_abstract_states_print():
     for name in ("Device", "Compressed", "Deduplicated"):
         state, seen = fbuf.Buffer(16, storage=STORAGES[name][0]).init(EXAMPLE), []

@@ -56,6 +56,7 @@ def test_flush_waits_for_every_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "verify"), by_tier(("memmap", True), more=[("memmap", False), ("files", True), ("files", False)])
 )
+@pytest.mark.more
 def test_truncated_and_flipped_files_show_no_wrong_row(kind, verify, tmp_path):
     support.check_damages(kind, verify, False, tmp_path)
 

@@ -198,6 +198,7 @@ def test_draws_go_on_after_rows_that_could_not_be_stored(sampler):
         assert max(replay.sample(200, to="numpy").data["t"]) >= number - 1
 
 
+@pytest.mark.more
 def test_rows_after_a_clear_are_drawn_although_earlier_ones_could_not_be_stored():
     replay = fbuf.Replay(fbuf.Buffer(24, storage=HOST, sampler=PRIORITIZED), PLAIN)
     add(replay, 0, 5)

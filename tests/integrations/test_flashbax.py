@@ -16,6 +16,7 @@ class Step(NamedTuple):
     t: jax.Array
 
 
+@pytest.mark.more
 def test_compressed_rows_come_as_pairs_in_their_own_type():
     with jax.numpy_dtype_promotion("strict"):
         buffer = fbx.make_flat_buffer(8, 2, 64, add_batch_size=2, storage=fbuf.storages.Compressed(keys=("obs",)))

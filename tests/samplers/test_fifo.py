@@ -16,6 +16,7 @@ from tests.support import datasets_oracle as oracle
 from tests.support.epoch import FIELDS, rows_of
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 
 EXAMPLE = {"t": np.int32(0), "terminated": np.bool_(False)}
 ROWS, BATCH = 5, 4
@@ -169,7 +170,7 @@ class Trial:
             self.check()
 
 
-@pytest.mark.parametrize("settings", [(7, 3, 1), (12, 2, 2, 3, 3)], ids=["rows", "trajectories"])
+@pytest.mark.parametrize("settings", by_tier(((7, 3, 1),), more=[((12, 2, 2, 3, 3),)]))
 def test_programs(settings):
     buffer = buffer_of(*settings)
     for seed in range(2):

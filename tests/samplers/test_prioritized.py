@@ -305,6 +305,7 @@ mass_of = jax.jit(rank_buckets.mass_of)
 stratified = one_of(False, exhaustive=[True])
 
 
+@pytest.mark.more
 def test_draws_by_rank(stratified):
     """Four orders of magnitude; three outliers weigh no more than their ranks."""
     number, draws = 3000, 2**17
