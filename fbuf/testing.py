@@ -119,8 +119,9 @@ def assert_inplace(
     most = memory.bound if bound is None else bound
     if memory.temporary > most:
         raise AssertionError(
-            f"assert_inplace: the step needs {memory.temporary} temporary bytes; expected at most {most}, so it copies part "
-            f"of the {buffer_bytes} bytes it is donated. Carry the state that each method returns (also `sample`) to the next "
-            f"and return the last; avoid `peek`, `get` or `rows` before a write, and jnp.where instead of lax.cond or mask=."
+            f"assert_inplace: the step needs {memory.temporary} temporary bytes; expected at most {most}. Unless the loss "
+            f"needs them (then pass bound=), part of the {buffer_bytes} donated bytes is copied. Carry the state that each "
+            f"method returns (also `sample`) to the next and return the last; avoid `peek`, `get` or `rows` before a write, "
+            f"and jnp.where instead of lax.cond or mask=."
         )
     return memory

@@ -367,7 +367,13 @@ def check_update(
             what = "ends episodes" if name in ends else f"is read by {buffer.sampler!r}"
             raise ValueError(f"{call}: leaf '{name}' {what}, and cannot change afterwards. Leave it out.")
     part = {n: spec[n] for n in changed}
-    shape = index.slot.shape
+    shape, window = index.slot.shape, buffer.view.rule.window
+    for name, leaf in changed.items():
+        if window and np.shape(leaf) == (*shape, window, *spec[name].shape):
+            raise ValueError(
+                f"{call}: leaf '{name}' has shape {list(np.shape(leaf))}, rows of windows, but index names anchors. Pass "
+                f"index=buffer.window_index(state, batch.index)."
+            )
     leaves = arguments.check_rows(
         call, changed, part, jax.tree.structure(changed), shape, ", ".join("BT"[: len(shape)])
     )
@@ -478,8 +484,13 @@ def check_errors(
     if index.slot.ndim == 2:
         mask = None if mask is None else arguments.check_array(call, "mask", mask, index.slot.shape, "b")
         return index, arguments.check_array(call, "td_error", td_error, index.slot.shape, "fi"), mask, None
+    number = index.slot.shape[0]
+    if len(shape) == 2 and shape[0] <= window and shape[0] != number == shape[1]:
+        raise ValueError(
+            f"{call}: td_error has shape {list(shape)}; expected {[number, shape[0]]}. Time comes second: x.swapaxes(0, 1)."
+        )
     if len(shape) == 2 and 1 <= shape[1] <= window:
-        shape = (index.slot.shape[0], shape[1])
+        shape = (number, shape[1])
         td_error = arguments.check_array(call, "td_error", td_error, shape, "fi")
         mask = jnp.ones(shape, bool) if mask is None else arguments.check_array(call, "mask", mask, shape, "b")
         return index, td_error, mask, jnp.asarray(eta, jnp.float32)

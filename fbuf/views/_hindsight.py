@@ -135,7 +135,9 @@ class Hindsight(View):
         try:
             made, wanted = jax.eval_shape(self.reward, achieved, goal), spec[inner.reward]
         except Exception as error:
-            error.add_note("Hindsight: JAX traces `reward` for one row. Use jax.numpy, and jnp.where instead of if.")
+            error.add_note(
+                "Hindsight: JAX traces reward(achieved_goal, goal) for one row. Use jax.numpy, and jnp.where instead of if."
+            )
             raise
         if getattr(made, "shape", None) != wanted.shape or jnp.issubdtype(made.dtype, jnp.complexfloating):
             got = f"{made.dtype}{list(made.shape)}" if hasattr(made, "shape") else f"a {type(made).__name__}"

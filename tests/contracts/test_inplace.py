@@ -75,6 +75,15 @@ def test_control_a_dropped_state_copies(form):
     check(carried=True)
 
 
+def test_a_step_that_trains_a_network_passes_with_its_own_bound():
+    def step(state, weights):
+        state, batch = BUFFER.sample(state, jax.random.key(0), 32)
+        return state, jnp.sum(jnp.sort(jnp.cos(jnp.arange(100_000.0) * batch.weight[0]))) * weights
+
+    raises(AssertionError, r"Unless the loss needs them \(then pass bound=\)", lambda: assert_inplace(step, STATE, 1.0))
+    assert_inplace(step, STATE, 1.0, bound=2_000_000)
+
+
 @pytest.mark.parametrize("storage", by_tier("Device", more=["Deduplicated", "Compressed"]))
 def test_a_step_may_use_its_batch_and_not_return_it(storage):
     keys = {} if storage == "Device" else {"keys": ("obs",)}

@@ -218,6 +218,10 @@ update((7, 4)) => ValueError td_error has shape [7, 4]; expected [8, 4]
 update((8, 4), np.ones(8, bool)) => ValueError mask has shape [8]; expected [8, 4]
 update((8,), np.ones(8, bool)) => ValueError
     td_error has shape [8]; expected [B] without mask, or [B, T] with T up to 4
+update((4, 8)) => ValueError td_error has shape [4, 8]; expected [8, 4] | Time comes second: x.swapaxes(0, 1)
+update((3, 8), np.ones((3, 8), bool)) => ValueError td_error has shape [3, 8]; expected [8, 3]
+buffer.update_rows(state, index, {"id": np.ones((8, 4), np.int32)}) => ValueError
+    leaf 'id' has shape [8, 4], rows of windows, but index names anchors | Pass index=buffer.window_index(state, batch.index)
 update((8, 5)) => ValueError td_error has shape [8, 5]; expected | makes windows of 4 rows
 row.update_priority(held, index, np.ones((8, 4)), mask=np.ones((8, 4), bool)) => ValueError
     expected [B] without mask: Row() makes no windows
@@ -236,7 +240,7 @@ def test_invalid_errors_of_windows_and_other_states_are_refused():
     def update(shape, mask=None, **options):
         buffer.update_priority(state, index, np.ones(shape), mask=mask, **options)
 
-    names = {"update": update, "row": row, "held": held, "index": index}
+    names = {"update": update, "buffer": buffer, "state": state, "row": row, "held": held, "index": index}
     names["another"] = lambda view: dataclasses.replace(buffer, view=view).peek(state, key, 8)
     refusals.check_all(ERRORS, globals() | names)
     for eta in (2, -1, None, "a", np.array(2.0), jnp.float32(7), [0.5]):
