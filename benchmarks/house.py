@@ -30,7 +30,7 @@ LIMITS = {
     "files of a traced device extend": 14,
     "moves of a traced device extend": 61,
     "files of a traced compressed sample": 28,
-    "moves of a traced compressed sample": 101,
+    "moves of a traced compressed sample": 99,
 }
 
 _FACADES = {

@@ -58,6 +58,11 @@ def pairs(key: jax.Array, number: int, use: int = QUERY) -> tuple[jax.Array, jax
     return _threefry(data[0], data[1], lax.full((number,), np.uint32(use)), counter)
 
 
+def unit(words: jax.Array) -> jax.Array:
+    """Return float32 in [0, 1) with 24 random bits; `jax.random.uniform` has 23."""
+    return (words >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
+
+
 def at(words: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return two independent words for each 64-bit counter, always the same for one counter.
 

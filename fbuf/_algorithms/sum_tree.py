@@ -446,16 +446,11 @@ def uniforms(key: Array, batch_size: int, number: int | None = None, *, stratifi
     `number` (None: B) may exceed B; the first B do not depend on it.
     """
     number = batch_size if number is None else number
-    top, bottom = (_unit(words) for words in random.pairs(key, number))
+    top, bottom = map(random.unit, random.pairs(key, number))
     if stratified:
         stratum = lax.iota(np.int32, number).astype(jnp.float32)
         top = (stratum + top) / np.float32(batch_size)
     return top, bottom
-
-
-def _unit(words: Array) -> Array:
-    """Return float32 in [0, 1) with 24 random bits; `jax.random.uniform` has 23."""
-    return (words >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
 
 
 def middle(capacity: int) -> int:

@@ -96,7 +96,7 @@ def test_words_are_threefry_on_counters_that_jax_does_not_use():
 def test_a_uniform_has_24_bits():
     words = np.array([0, 255, 256, 2**31, 2**32 - 1], np.uint32)
     expected = np.array([0, 0, 2**-24, 0.5, 1 - 2**-24], np.float32)
-    np.testing.assert_array_equal(np.asarray(st._unit(jnp.asarray(words))), expected)
+    np.testing.assert_array_equal(np.asarray(random.unit(jnp.asarray(words))), expected)
 
 
 def test_strata_are_those_of_the_batch_whatever_is_drawn_beside_it():
