@@ -98,12 +98,20 @@ def extend_keeping(
     rows, mask = unpack(buffer, state, packed)
     sampler: Any = buffer.sampler
     token, kept = order_after_reads(state.token, sampler.leaves_in(state.sampler, slot))
-    refused = state.counters[_REFUSED]
-    if before is not None:
-        state = state.replace(sampler=sampler.with_leaves(state.sampler, *before, buffer.geometry, token))
+    refused, nowhere = state.counters[_REFUSED], jnp.int32(buffer.capacity)
+
+    def restored(state: BufferState, slot: jax.Array) -> BufferState:
+        return state.replace(sampler=sampler.with_leaves(state.sampler, slot, before[1], buffer.geometry, token))
+
+    # New rows get the largest priority held, of which these may be one. Otherwise a cut may open anchors in these slots.
+    after_write = sampler.largest == "held"
+    if before is not None and not after_write:
+        state = restored(state, before[0])
     after = buffer.extend(state, rows, mask=mask & (token == jnp.int32(0)))
     if before is not None:
-        slot = jnp.where(after.counters[_REFUSED] == refused, slot, jnp.int32(buffer.capacity))
+        is_stored = after.counters[_REFUSED] == refused
+        slot = jnp.where(is_stored, slot, nowhere)
+        after = restored(after, jnp.where(is_stored, nowhere, before[0])) if after_write else after
     return after.replace(sampler=sampler.with_leaves(after.sampler, slot, kept, buffer.geometry, token))
 
 

@@ -247,6 +247,17 @@ def test_priorities_are_as_before_rows_that_could_not_be_stored(sampler, view):
     same({"sampler": replay.state.sampler}, {"sampler": buffer.extend(expected, plain_rows_each(40, 10)).sampler})
 
 
+def test_a_row_after_a_draw_of_collected_rows_gets_their_largest_priority():
+    sampler = fbuf.samplers.Prioritized(largest="held")
+    replay = fbuf.Replay(fbuf.Buffer(24, storage=HOST, sampler=sampler), PLAIN)
+    add(replay, 0, 3)
+    index = replay.sample(8, to="numpy").index
+    replay.update_priority(index, np.full(8, 5, np.float32))
+    replay.sample(8, to="numpy")  # sets them in the tree
+    add(replay, 3, 1)
+    assert replay._engine.block.count == 4 and np.rint(replay.priorities()[3]) == 5
+
+
 def plain_rows_each(first, count):
     each = [jax.tree.map(lambda x: x[0], plain_rows(number, 1)) for number in range(first, first + count)]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
