@@ -370,7 +370,7 @@ class RowEnds:
         used = self.used(count)
         out = self.added[:used].copy()
         end = first + self.blocks * _BLOCK
-        # Rows that are gone.
+        # The places of rows that were overwritten.
         lane, row = ranges(count, end if used == self.blocks else np.minimum(end, used * _BLOCK))
         out[row // _BLOCK % self.blocks, lane, row % _BLOCK] = 0
         lane = np.flatnonzero(count > first)
