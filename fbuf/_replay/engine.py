@@ -140,8 +140,9 @@ class Engine:
             given = None if self.state.anchors is None else self.state.anchors.tail_priority
             lanes = np.zeros(1, bool) if given is None else (np.asarray(given) >= 0).any(axis=0)
             self.may_wait = bool(lanes.any())
-            if isinstance(mask, (bool, np.bool_, np.ndarray)) and np.size(mask) == lanes.size:
-                return bool((lanes & np.ravel(mask)).any())
+            chosen = np.ravel(mask) if isinstance(mask, (bool, np.bool_, np.ndarray)) else lanes
+            if chosen.dtype == bool and chosen.size == lanes.size:
+                return bool((lanes & chosen).any())
         return self.may_wait
 
     def update_priority(self, index: Index, error: Any, mask: Any, eta: float) -> Any:

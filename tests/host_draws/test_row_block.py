@@ -63,6 +63,8 @@ def test_rows_of_other_lanes_are_collected_while_one_waits_whose_priority_was_gi
         collected.append(ours._engine.block.count)
     same(*(leaves_of(replay.state) for replay in pair))
     assert collected[5] and not collected[6] and collected[25] and not collected[26], collected
+    ours.add(row, priority=np.ones(2, np.float32))
+    raises(TypeError, "mask is float32; expected a boolean array", ours.add, row, mask=np.ones(2))
 
 
 def test_rows_are_written_by_few_calls(monkeypatch):
