@@ -206,19 +206,15 @@ def convert(batch: Sample | PackedBatch | HostBatch, to: str) -> Sample:
 
 
 def place(batch: Sample, to: str, device: Any) -> Any:
-    """Convert a batch, move it to a device, and wait for it."""
+    """Move a batch to a device, and wait for it."""
     ragged, batch = batch.ragged, dataclasses.replace(batch, ragged=None)  # names of rows, not arrays
-    if to == "jax":
-        if device is not None:
-            arrays = [leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, jax.Array)]
-            moved = iter(jax.device_put(arrays, device))  # without NumPy's, whose 64 bits JAX would narrow
-            batch = jax.tree.map(lambda leaf: next(moved) if isinstance(leaf, jax.Array) else leaf, batch)
-        batch = jax.block_until_ready(batch)
-    else:
-        batch = convert(batch, to)
-        if device is not None:
-            batch = jax.tree.map(lambda tensor: tensor.to(device), batch)
-    return dataclasses.replace(batch, ragged=ragged)
+    if to != "jax":
+        batch = batch if device is None else jax.tree.map(lambda tensor: tensor.to(device), batch)
+    elif device is not None:
+        arrays = [leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, jax.Array)]
+        moved = iter(jax.device_put(arrays, device))  # without NumPy's, whose 64 bits JAX would narrow
+        batch = jax.tree.map(lambda leaf: next(moved) if isinstance(leaf, jax.Array) else leaf, batch)
+    return dataclasses.replace(jax.block_until_ready(batch) if to == "jax" else batch, ragged=ragged)
 
 
 def to_device_of(value: Any, home: jax.Array) -> Any:

@@ -392,8 +392,7 @@ class Replay:
         if to not in arguments.FORMS or timeout is not None:  # the checks take 3 us
             arguments.check_form("Replay.sample", to)
             self._check_timeout("Replay.sample", timeout)
-        packed = to != "jax" and self._engine.packs
-        return arguments.convert(self._sample("Replay.sample", batch_size, options, timeout, packed=packed), to)
+        return self._sample("Replay.sample", batch_size, options, timeout, to=to)
 
     @restores_lock
     def _sample(
@@ -403,7 +402,7 @@ class Replay:
         options: Mapping[str, Any],
         timeout: float | None,
         stop: StopToken | None = None,
-        packed: bool = False,
+        to: Form = "jax",
     ) -> Any:
         with self._acquire(notify=self._limiter is not None, stop=stop):
             self._refuse_closed(call)
@@ -413,11 +412,12 @@ class Replay:
                 self._wait(call, "sample", size, lambda: self._engine.ready(size), timeout, stop)
             if self._engine.warns_short and size > self._engine.most_drawn:
                 self._engine.warn_short(call, size)
+            packed = to != "jax" and self._engine.packs
             batch, counts = self._engine.draw(f"{call}({size})", size, numbers, packed)
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
-        return self._engine.exact(call, batch)
+        return arguments.convert(self._engine.exact(call, batch), to)
 
     def _expect_stale(self) -> None:
         """Only count stale indices in `stats` from now on: rows may be overwritten before a prefetched batch is used."""
@@ -494,7 +494,7 @@ class Replay:
         self._expect_stale()
 
         def draw(stop: StopToken) -> Any:
-            return arguments.place(self._sample(call, batch_size, options, None, stop), to, device)
+            return arguments.place(self._sample(call, batch_size, options, None, stop, to), to, device)
 
         return Batches(draw, int(prefetch), timeout, partial(self._explain, size))
 

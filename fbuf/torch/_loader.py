@@ -289,7 +289,7 @@ class Loader:
     def _sample(self, stop: StopToken | None) -> Sample:
         """Draw a batch; a replay's limit may block until `stop` is set."""
         if self._state is None:
-            return sample_to_torch(self._source._sample("Loader", self.batch_size, self.options, None, stop))
+            return self._source._sample("Loader", self.batch_size, self.options, None, stop, "torch")
         with self._lock:
             self._key, key = jax.random.split(self._key)
             self._state, drawn = self._source.sample(self._state, key, self.batch_size, **self.options)

@@ -265,3 +265,19 @@ def test_pending_donated_steps_do_not_block_actors():
 @pytest.mark.more
 def test_the_interpreter_exits_while_the_thread_waits_for_rows():
     at_exit("rows")
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch"])
+def test_prefetched_batches_are_drawn_in_numpy_and_leave_rows_collected(to):
+    pytest.importorskip("torch")
+    replays = [fbuf.Replay(fbuf.Buffer(100), {"t": np.int32(0)}, seed=3) for _ in range(3)]
+    for replay in replays:
+        replay.extend({"t": np.arange(50, dtype=np.int32)})
+        replay.add({"t": np.int32(50)})
+    iterators = [replays[0].batches(8, to=to), iter(fbuf.torch.Loader(replays[1], 8))]
+    batches = [next(iterators[0]), next(iterators[1]), replays[2].sample(8, to=to)]
+    for iterator, replay in zip(iterators, replays, strict=False):
+        iterator.close()
+        assert replay._engine.block.count == 1
+    for batch in batches:
+        np.testing.assert_array_equal(batch.data["t"], batches[2].data["t"])
