@@ -54,6 +54,13 @@ def key_words(key: jax.Array, size: int) -> jax.Array:
     return jax.random.key_data(key)
 
 
+def _masked(compute: Any, number: int, capacity: int, name: str) -> Any:
+    """Return what `compute` does, of a batch of which `number` entries are rows."""
+    found = compute(name)
+    found[number:] = capacity if name == "slot" else 0
+    return found
+
+
 class _Position(NamedTuple):
     """A position in an epoch, in NumPy."""
 
@@ -106,16 +113,10 @@ class EpochDraws(HostDraws):
             if number.size < size:
                 for leaf in drawn.leaves:
                     leaf[number.size :] = 0
-                drawn.rows.compute = functools.partial(self._masked, drawn.rows.compute, number.size)
+                drawn.rows.compute = functools.partial(_masked, drawn.rows.compute, number.size, self._buffer.capacity)
             drawn.last = np.array(left < self._least(size))
             self._position, self._waits = position._replace(taken=taken), True
         return batch
-
-    def _masked(self, compute: Any, number: int, name: str) -> Any:
-        """Return what `compute` does, of a batch of which `number` entries are rows."""
-        found = compute(name)
-        found[number:] = self._buffer.capacity if name == "slot" else 0
-        return found
 
     def settle(self, engine: ReplayEngine) -> None:
         """Put the position into the state, if it waits."""

@@ -1,6 +1,8 @@
 """Batches of `Epoch` that `Replay` draws in NumPy are those of the jitted program, and so is every state that is read."""
 
 import copy
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,15 @@ def test_another_state_has_its_own_position(keep: Any) -> None:
     replay.add({"t": np.int32(3)})
     batch = replay.sample(1, to="numpy")
     assert batch.data["t"].tolist() == [3] and batch.last and replay.stats()["epoch"] == 2
+
+
+def test_the_index_of_a_masked_batch_does_not_keep_what_draws() -> None:
+    replay = filled()
+    first, last = (replay.sample(13, to="numpy").index for _ in range(2))
+    draws = weakref.ref(replay._engine.deferred)
+    del replay
+    gc.collect()
+    assert draws() is None and first.slot.max() < last.slot.max() == 20
 
 
 @pytest.mark.more
