@@ -44,8 +44,11 @@ class _DeferredFields:
     _DEFERRED: ClassVar[frozenset[str]]
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._DEFERRED and (compute := vars(self).get("_compute_deferred")) is not None:
-            return vars(self).setdefault(name, compute(self, name))  # another thread may have been first
+        fields = vars(self)
+        if name in self._DEFERRED and (compute := fields.get("_compute_deferred")) is not None:
+            return fields.setdefault(name, compute(self, name))  # another thread may have been first
+        if name in fields:  # another thread computed all
+            return fields[name]
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'.")
 
     def __getstate__(self) -> dict[str, Any]:  # of copies and pickles
@@ -130,11 +133,6 @@ def deferring(cls: type[Any], compute: Callable[[Any, str], Any], **fields: Any)
     node = object.__new__(cls)
     vars(node).update(fields, _compute_deferred=compute)
     return node
-
-
-def computed(node: Any, name: str) -> Any:
-    """Return a field that was computed with the other: what `deferring` takes from then on."""
-    return vars(node)[name]
 
 
 @state

@@ -36,7 +36,7 @@ from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.arguments import DrawOptions, Numbers, check_bool, check_int
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
-from fbuf._core.sample import Index, Rows, Sample, computed, deferring
+from fbuf._core.sample import Index, Rows, Sample, deferring
 from fbuf._core.text_table import counted
 from fbuf._host.failed_writes import write_of
 from fbuf._replay import arguments, programs
@@ -335,8 +335,8 @@ class Replay:
             with jax.ensure_compile_time_eval(), self._acquire():
                 if name not in vars(index):  # else another thread was first
                     found = newest(self.buffer, count, self._engine.state.header, keep)
-                    vars(index).update(vars(found), _compute_deferred=computed)
-            return computed(index, name)
+                    vars(index).update(vars(found), _compute_deferred=None)
+            return vars(index)[name]
 
         index: Index = deferring(Index, compute)
         self._engine.written = weakref.ref(index)
