@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import jax
 
@@ -43,13 +43,18 @@ class _DeferredFields:
 
     _DEFERRED: ClassVar[frozenset[str]]
 
-    def __getattr__(self, name: str) -> Any:
-        fields = vars(self)
-        if name in self._DEFERRED and (compute := fields.get("_compute_deferred")) is not None:
-            return fields.setdefault(name, compute(self, name))  # another thread may have been first
-        if name in fields:  # another thread computed all
-            return fields[name]
-        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'.")
+    if not TYPE_CHECKING:  # else no misspelt name would be an error of mypy
+
+        def __getattr__(self, name: str) -> Any:
+            fields = vars(self)
+            if name in self._DEFERRED and (compute := fields.get("_compute_deferred")) is not None:
+                return fields.setdefault(name, compute(self, name))  # another thread may have been first
+            if name in fields:  # another thread computed all
+                return fields[name]
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'.", name=name, obj=self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._fields()})
 
     def __getstate__(self) -> dict[str, Any]:  # of copies and pickles
         return {name: getattr(self, name) for name in self._fields()}
@@ -92,18 +97,17 @@ class _Ragged(_DeferredFields):
     ragged: Any
     __iter__ = None  # not a sequence, although there is a `__getitem__`
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "lazy":  # the property raised
-            if self.ragged is not None:
-                return self.ragged.open(self.data)  # for the error itself
-            raise AttributeError("lazy: all rows are arrays, in `data`. For text or objects use storages.Ragged().")
-        data = vars(self).get("data")
-        if isinstance(data, Mapping) and name in data and name not in self._DEFERRED:
-            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'. Write batch.data['{name}'].")
-        return super().__getattr__(name)
+    if not TYPE_CHECKING:
 
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._fields()})
+        def __getattr__(self, name: str) -> Any:
+            if name == "lazy":  # the property raised
+                if self.ragged is not None:
+                    return self.ragged.open(self.data)  # for the error itself
+                raise AttributeError("lazy: all rows are arrays, in `data`. For text or objects use storages.Ragged().")
+            data = vars(self).get("data")
+            if isinstance(data, Mapping) and name in data and name not in self._DEFERRED:
+                raise AttributeError(f"{type(self).__name__} has no attribute '{name}'. Write batch.data['{name}'].")
+            return super().__getattr__(name)
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise TypeError(

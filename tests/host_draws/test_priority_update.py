@@ -1,6 +1,7 @@
 """Priorities that `Replay` sets with the next draw: batches, states and errors are those of setting them at once."""
 
 import copy
+import dataclasses
 import inspect
 import pickle
 import signal
@@ -152,8 +153,10 @@ def test_an_index_that_was_not_read_is_an_index() -> None:
     assert type(index) is type(written) is fbuf.Index
     both = jax.tree.map(lambda *leaves: np.concatenate(leaves), index, written)
     replay.update_priority(both, np.ones(8))
-    with pytest.raises(AttributeError, match="Index has no attribute 'slots'"):
+    with pytest.raises(AttributeError, match="Index has no attribute 'slots'") as caught:
         _ = index.slots  # type: ignore[attr-defined]
+    assert (caught.value.name, caught.value.obj) == ("slots", index)  # Python suggests slot
+    assert {field.name for field in dataclasses.fields(index)} <= {*dir(replay.sample(4, to="numpy").index)}
     del batch
     assert data() is None  # the index does not keep it
 
