@@ -27,9 +27,10 @@ from fbuf._host_draws.deferred import ReplayEngine, Update
 from fbuf._host_draws.draws import Drawn, HostDraws
 from fbuf._host_draws.priority_update import PriorityUpdate, copied_update
 from fbuf._host_draws.row_block import RowBlock, unpack
+from fbuf._indexing.anchors import ANCHOR
 from fbuf.samplers import Prioritized
 from fbuf.samplers import _chunked_priorities as chunked_priorities
-from fbuf.samplers._chunked_priorities import chunked
+from fbuf.samplers._chunked_priorities import EARLIER, chunked
 from fbuf.samplers._prioritized import PrioritizedState
 
 _FIRST = 2  # words before the slots
@@ -138,6 +139,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         # What slots had before these changes, where a store may not take the rows.
         self._before = dict[int, tuple[float, float]]()
         self._new: tuple[Any, Any] = (), ()  # slots that the next draw closes, and opens
+        self._early: tuple[Any, Any] = (), ()  # those of rows that were collected before the update
 
     def draw(self, engine: ReplayEngine, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`, and note the rows."""
@@ -158,7 +160,11 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         self._new = ((), ()) if block is None else self._changes(engine, block)
         number = sum(map(len, self._new))
         if self._buffer.storage.sends and 0 < number <= self._most:
-            self._note_leaves(engine)
+            if self.update is not None and not self._apart(self.update, self._new):
+                self.settle(engine)
+                assert block is not None
+                self._new = self._changes(engine, block)
+            self._note_leaves(engine, self._new)
         if number <= self._most and block is not None and self._anchors is not None:
             return self._anchors.total
         if number > self._most:
@@ -166,32 +172,20 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             self._new = (), ()
         return super()._count(engine, block, size)
 
-    def _note_leaves(self, engine: ReplayEngine) -> None:
-        """Note what the slots have whose anchors the next draw opens and closes."""
-        slots = [*itertools.chain(*self._new)]
-        if self.update is not None and not set(slots).isdisjoint(self.update.slot.tolist()):
-            self.settle(engine)
+    def _note_leaves(self, engine: ReplayEngine, changes: tuple[Any, Any]) -> None:
+        """Note what slots have, before a program closes and opens them."""
+        slots = [*itertools.chain(*changes)]
         trees = engine.state.sampler.tree, engine.state.sampler.top
         leaves, tops = (len(slots) * [0.0] if x is None else np.asarray(memoryview(x))[slots].tolist() for x in trees)
         for slot, *found in zip(slots, leaves, tops, strict=True):
             self._before.setdefault(slot, tuple(found))
 
     def _drawn(self, engine: ReplayEngine, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
-        (closed, opened), update = self._new, self.update
-        slots = [*closed, *opened]  # a row may open the slot of one that it closes
-        most = self._most if slots or update is not None else 0
-        draw, words, floats = self._words(size, most, update)
+        draw, words, floats = self._words(size, self._new)
         floats[0] = total
-        last = words.size - bits.size
-        end = (_FIRST + last) // 2  # of the slots, where priorities begin
-        if most:
-            words[end - most : end] = slots + [self._geometry.capacity] * (most - len(slots))
-            floats[last - most : last - most + len(slots)] = len(closed) * [-np.inf] + len(opened) * [0.0]
-        words[last:] = bits.reshape(-1)
+        words[words.size - bits.size :] = bits.reshape(-1)
         # The program may read `words` itself, until its result is read.
-        drawn = np.asarray(memoryview(self._call(engine, draw, words, numbers)))
-        self._closed += len(closed)  # before the others: to open again does no harm
-        self._opened.extend(opened)
+        drawn = np.asarray(memoryview(self._call(engine, draw, words, self._new, numbers)))
         if math.isnan(drawn.item(0)):  # every leaf is 0
             return None
 
@@ -200,8 +194,11 @@ class PriorityDraws(HostDraws, PriorityUpdate):
 
         return Drawn(each(1).view(np.int32).astype(np.int64), lambda name: each(0 if name == "probability" else 2))
 
-    def _words(self, size: int, changed: int, update: Update | None) -> tuple[Any, Any, Any]:
-        """Return a program and its words, with those of an update, as integers and as floats."""
+    def _words(self, size: int, changes: tuple[Any, Any]) -> tuple[Any, Any, Any]:
+        """Return a program and its words, as integers and floats, with the update and slots to close and to open."""
+        (closed, opened), update = changes, self.update
+        slots = [*closed, *opened]  # a row may open the slot of one that it closes
+        changed = self._most if slots or update is not None else 0
         count = 0 if update is None else update.slot.size
         updated = chunked(count)
         kind = size, changed, updated
@@ -216,15 +213,24 @@ class PriorityDraws(HostDraws, PriorityUpdate):
             first = _FIRST + updated + changed
             words[first : first + count] = update.error
             words[1] = update.largest
+        if changed:
+            end, early = _FIRST + updated + changed, len(self._early[1])
+            words[end - changed : end] = slots + [self._geometry.capacity] * (changed - len(slots))
+            added = len(closed) * [-np.inf] + early * [EARLIER] + (len(opened) - early) * [0.0]
+            floats[end + updated : end + updated + len(slots)] = added
         return known
 
-    def _call(self, engine: ReplayEngine, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
+    def _call(
+        self, engine: ReplayEngine, draw: Any, words: np.ndarray[Any, Any], changes: tuple[Any, Any], numbers: Any
+    ) -> Any:
         """Call a program on the sampler's state, which it may donate; return what it drew."""
         state = engine.state
         arrays, drawn = draw(arrays_of(state.sampler), words, numbers)
         if arrays is not None:
             engine.state = with_fields(state, {"sampler": with_fields(state.sampler, arrays)})
-            self.update = None
+            self.update, self._early = None, ((), ())
+        self._closed += len(changes[0])  # before the others: to open again does no harm
+        self._opened.extend(changes[1])
         return drawn
 
     def _changes(self, engine: ReplayEngine, block: RowBlock) -> tuple[Any, Any]:
@@ -242,29 +248,59 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         steps = np.arange(known // lanes, block.count)[:, None]
         return (), ((rings.cursor + steps) % length * lanes + np.arange(lanes)).reshape(-1).tolist()
 
-    def _version(self, engine: ReplayEngine, block: RowBlock | None) -> tuple[Any, tuple[int, int]]:
-        return engine.state.header, (0, 0) if block is None else (block.cleared, block.count)
+    def _version(self, engine: ReplayEngine, block: RowBlock | None) -> tuple[Any, int]:
+        return engine.state.header, 0 if block is None else block.cleared
 
     def keep(self, engine: ReplayEngine, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
         update = copied_update(index, error, mask)
         if update is None:
             return False
-        if block is not None and any(self._changes(engine, block)):
+        if self.update is not None:
+            self.settle(engine)
+        changes: tuple[Any, Any] = ((), ()) if block is None else self._changes(engine, block)
+        apart = not any(changes) or self._apart(update, changes)
+        if any(changes) and not (apart and self._can_be_early(engine, changes)):
             engine.flush()
-        (noted, before, rows), (header, now) = self._noted, self._version(engine, block)
-        current = header is noted and before == now and update.is_of(rows)
-        if not current and not (self._buffer.dense and self._rings.holds(header, update.index, now[1])):
+            changes = (), ()
+        noted, before, rows = self._noted
+        header, cleared = self._version(engine, block)
+        # Of rows collected since that batch `changes` says what they close.
+        current = header is noted and cleared == before and apart and update.is_of(rows)
+        if not current and not self._can_be_set(engine, block, update):
             return False
-        self.settle(engine)
-        self.update = update
+        self.update, self._early = update, changes
         return True
+
+    def _apart(self, update: Update, changes: tuple[Any, Any]) -> bool:
+        """Return whether no row of an update is in a slot that closes or opens."""
+        return {*itertools.chain(*changes)}.isdisjoint(update.slot.tolist())
+
+    def _can_be_early(self, engine: ReplayEngine, changes: tuple[Any, Any]) -> bool:
+        """Return whether a program may make these changes as those of rows that came before the update."""
+        return sum(map(len, changes)) <= self._most and engine.state.sampler.top is None and not engine.waits()
+
+    def _can_be_set(self, engine: ReplayEngine, block: RowBlock | None, update: Update) -> bool:
+        """Return whether every row is an anchor."""
+        if not self._rings.holds(engine.state.header, update.index, 0 if block is None else block.count):
+            return False
+        if self._anchors is None:
+            return True
+        slot, flags = update.index.slot, engine.arrays.read(engine.state)[1]
+        anchors = flags.take(slot) & ANCHOR != 0
+        if block is not None and block.count:  # none of these rows opens and closes an anchor
+            anchors &= ~np.isin(slot, self._anchors.closed)
+            anchors |= np.isin(slot, self._opened)
+        return bool(anchors.all())
 
     def settle(self, engine: ReplayEngine) -> None:
         """Set the priorities that wait: with collected rows in the tree, which the state lacks, in the tree alone."""
-        if self.update is not None and self._tree_leads:
-            draw, words, _ = self._words(0, 0, self.update)
-            self._call(engine, draw, words.copy(), {})
+        if self.update is not None and (self._tree_leads or any(self._early)):
+            if self._buffer.storage.sends:
+                self._note_leaves(engine, self._early)
+            draw, words, _ = self._words(0, self._early)
+            self._call(engine, draw, words.copy(), self._early, {})
+            self._noted = None, None, None  # whose rows these changes may have closed
         else:
             super().settle(engine)
 
@@ -272,7 +308,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         """Return those of a draw alone, after an update, and after collected rows."""
         updated, kinds = chunked(size), [(size, 0, 0), (size, self._most, chunked(size))]
         if block is not None:
-            kinds += [(size, self._most, 0), (0, 0, updated)]
+            kinds += [(size, self._most, 0), (0, self._most, updated)]
         return [
             functools.partial(
                 program(self._buffer, *kind).lower,

@@ -20,6 +20,8 @@ from fbuf._members import weights
 from fbuf.samplers._prioritized import Prioritized, PrioritizedState, leaf_of, least_chance, lowest, queries, seen
 
 CHUNK = 8
+EARLIER = -1.0
+"""Stands for the priority of a row that is new, but not newer than the update."""
 
 
 def chunked(size: int) -> int:
@@ -53,12 +55,14 @@ def write(
 
     Args:
       words: int32[...], the bits of the largest priority of the update in words[1]. Slots begin at words[at]. After them come
-        the bits of priorities, or of what is added to that of new rows: 0, or -inf where an anchor closes.
+        the bits of priorities, or of what is added to that of new rows: 0, or -inf where an anchor closes; `EARLIER` of rows
+        that came before the update, where `sampler.top` is None.
     """
     capacity, token, end = geometry.capacity, jnp.int32(0), updated + changed
     largest = _floats(words, jnp.int32(1), 1)[0] if updated else None
     if sampler.top is None:  # the first priority does not depend on leaves, so that one loop writes all
-        return _written(seen(sampler, largest, token), config, words, at, end, range(end), updated, capacity)
+        earlier = config.first_priority(sampler)
+        return _written(seen(sampler, largest, token), config, words, at, end, range(end), updated, capacity, earlier)
     if updated:
         sampler = _written(sampler, config, words, at, end, range(updated), updated, capacity)
         sampler = seen(sampler, largest, token)
@@ -77,6 +81,7 @@ def _written(
     which: range,
     updated: int,
     capacity: int,
+    earlier: Array | None = None,
 ) -> PrioritizedState:
     """Write the priorities numbered `which`, of which those from `updated` on are of new rows."""
     first = config.first_priority(sampler)
@@ -84,7 +89,8 @@ def _written(
     def item(i: Array) -> tuple[Array, Array, Array]:
         slot = lax.dynamic_index_in_dim(words, at + i, keepdims=False)
         priority = _floats(words, at + number + i, 1)[0]
-        priority = jnp.where(i < updated, priority, priority + first)  # a sum with 0 flushes subnormal numbers
+        new = priority + first if earlier is None else jnp.where(priority == EARLIER, earlier, priority + first)
+        priority = jnp.where(i < updated, priority, new)  # a sum with 0 flushes subnormal numbers
         leaf = leaf_of(sampler, jnp.maximum(priority, jnp.float32(0)))
         return slot, priority, jnp.where(priority >= jnp.float32(0), leaf, jnp.float32(0))
 

@@ -22,9 +22,10 @@ from fbuf._host_draws.row_block import RowBlock
 from fbuf._replay import programs
 from fbuf._replay.engine import Engine
 from tests.support.refusals import raises
+from tests.support.replay import counts
 from tests.support.tables import by_tier
 from tests.support.trees import same
-from tests.support.two_replays import ROW, STORAGES, VIEWS, compare, leaves_of, make_pair, rows_of
+from tests.support.two_replays import ROW, STORAGES, VIEWS, compare, leaves_of, make_pair, read, rows_of
 
 
 def filled(view: str = "row", sampler: Any = None, storage: str = "device") -> fbuf.Replay:
@@ -55,6 +56,58 @@ def test_a_step_is_one_call(view: str, sampler: Any, monkeypatch: pytest.MonkeyP
         replay.add(rows_of(random))
         batch = replay.sample(4, to="numpy")
         replay.update_priority(batch.index, np.ones(4, np.float32))
+
+
+LATE = by_tier(
+    ("host", "prioritized", "transition", 2),
+    ("device", "prioritized", "row", None),
+    more=[("compressed", "prioritized", "sequence", None), ("host", "prioritized", "final", 3)],
+)
+
+
+@pytest.mark.parametrize(("storage", "sampler", "view", "lanes"), LATE)
+def test_rows_may_be_added_before_an_update(storage: str, sampler: str, view: str, lanes: Any) -> None:
+    """They have the largest priority from before it; updates are of the last batch, and of one before it."""
+    pair, random = make_pair(storage, sampler, view, lanes), np.random.default_rng(0)
+    lead = () if lanes is None else (lanes,)
+
+    def add(number: int) -> None:
+        for row in [rows_of(random, *lead) for _ in range(number)]:
+            for replay in pair:
+                replay.add(row)
+        assert pair[1].state is not None  # writes each row
+
+    add(12)
+    late, kept = [replay.sample(3, to="numpy") for replay in pair], 0
+    for step in range(30):
+        drawn = [replay.sample(3, to="numpy") for replay in pair]
+        add(step % 3)
+        error = random.random(3).astype(np.float32) * 2 * step
+        for batches in (drawn, late)[: 1 + step % 2]:
+            for replay, batch in zip(pair, batches, strict=True):
+                replay.update_priority(batch.index, error)
+            kept += pair[0]._engine.deferred.update is not None
+        add(step // 2 % 3)
+        same(*map(read, drawn))
+        same(*(batch.index for batch in drawn))
+        late = drawn
+        if step % 10 == 9:
+            same(*(leaves_of(replay.state) for replay in pair))
+            assert counts(pair[0]) == counts(pair[1])
+    assert kept > 20
+
+
+@pytest.mark.parametrize("view", by_tier("transition", more=["row"]))
+def test_a_step_that_adds_before_its_update_is_one_call(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, random = filled(view), np.random.default_rng(0)
+    batch = replay.sample(40, to="numpy")  # with rows that were added since the first
+    monkeypatch.setattr(programs, "update_priority", None)
+    monkeypatch.setattr(row_block, "write", None)
+    monkeypatch.setattr(prioritized, "extend_keeping", None)
+    for _ in range(3):
+        before, batch = batch, replay.sample(40, to="numpy")
+        replay.add(rows_of(random))
+        replay.update_priority(before.index, np.ones(40, np.float32))
 
 
 @pytest.mark.more
@@ -230,7 +283,7 @@ def interrupted(call, code, text: str) -> None:
 INSIDE = [
     (anchors.HostAnchors._begin, "tail = _read", "device"),
     (anchors.HostAnchors._add, "self._seen, self.total = last", "device"),
-    (prioritized.PriorityDraws._drawn, "self._opened.extend", "device"),
+    (prioritized.PriorityDraws._call, "self._opened.extend", "device"),
     (draws.HostDraws.draw, "self._key = after", "device"),
     (prioritized.PriorityDraws._note_leaves, "self._before.setdefault", "host"),
     (TicketReads._fill, "for out, is_present", "host"),
@@ -285,17 +338,24 @@ def test_a_state_whose_priorities_a_draw_donated_is_refused() -> None:
 
 
 @pytest.mark.more
-def test_rows_that_closed_after_they_were_drawn_are_not_drawn_again() -> None:
+@pytest.mark.parametrize("which", ["last", "before", "twice"])
+def test_rows_that_closed_after_they_were_drawn_are_not_drawn_again(which: str) -> None:
     """A row whose frame before it was overwritten is still there, but its stack is not."""
     view = fbuf.views.Transition(stack=2, action=None, autoreset="same_step")
     row = {"obs": np.zeros(2, np.float32), "reward": np.float32(0), "terminated": False, "truncated": False}
     replay = fbuf.Replay(fbuf.Buffer(8, view=view, sampler=fbuf.samplers.Prioritized()), row, strict=False)
     for number in range(8):
         replay.add({**row, "obs": np.full(2, number, np.float32)})
+    batch = replay.sample(6, to="numpy")
     for number in range(8, 60):
-        batch = replay.sample(6, to="numpy")
+        last, batch = batch, replay.sample(6, to="numpy")
         before, now = np.moveaxis(batch.data["obs"][..., 0], 1, 0)
         assert (now - before == (now > 0)).all() and (before >= number - 8).all()
         replay.add({**row, "obs": np.full(2, number, np.float32)})
-        oldest = now == number - 7  # its earlier frame is overwritten now
-        replay.update_priority(batch.index, np.where(oldest, 1e6, 1).astype(np.float32))
+        batches = {"last": batch, "before": last, "twice": batch}
+        index, now = batches[which].index, batches[which].data["obs"][:, 1, 0]
+        oldest = now <= number - 7  # its earlier frame is overwritten now
+        if which == "twice":
+            others = fbuf.Index(index.slot[~oldest], index.generation[~oldest])
+            replay.update_priority(others, np.ones(sum(~oldest), np.float32))
+        replay.update_priority(index, np.where(oldest, 1e6, 1).astype(np.float32))
