@@ -229,6 +229,7 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         if arrays is not None:
             engine.state = with_fields(state, {"sampler": with_fields(state.sampler, arrays)})
             self.update, self._early = None, ((), ())
+            self._noted = None, None, None  # whose rows these changes may have closed
         self._closed += len(changes[0])  # before the others: to open again does no harm
         self._opened.extend(changes[1])
         return drawn
@@ -300,7 +301,6 @@ class PriorityDraws(HostDraws, PriorityUpdate):
                 self._note_leaves(engine, self._early)
             draw, words, _ = self._words(0, self._early)
             self._call(engine, draw, words.copy(), self._early, {})
-            self._noted = None, None, None  # whose rows these changes may have closed
         else:
             super().settle(engine)
 

@@ -18,6 +18,7 @@ import fbuf
 from fbuf._host.store.reads import TicketReads
 from fbuf._host_draws import anchors, draws, prioritized, row_block
 from fbuf._host_draws.priority_update import PriorityUpdate
+from fbuf._host_draws.reads import HeldRows
 from fbuf._host_draws.row_block import RowBlock
 from fbuf._replay import programs
 from fbuf._replay.engine import Engine
@@ -308,6 +309,31 @@ def test_an_interrupt_waits_for_the_end_of_a_draw(method, text: str, storage: st
     same(*(replay.sample(4, to="numpy") for replay in pair))
     for replay in pair:
         replay.add(ROW)
+    same(*(leaves_of(replay.state) for replay in pair))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("view", ["row", "transition"])
+def test_rows_that_a_draw_that_failed_closed_keep_no_new_priority(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree has what collected rows closed before the rows of a batch are read."""
+    pair = make_pair("device", "prioritized", view)
+    ours, theirs = pair
+
+    def add(number: int) -> None:
+        for n in range(number):
+            for replay in pair:
+                replay.add(rows_of(np.random.default_rng(n)))
+        assert theirs.state is not None  # writes each row
+
+    add(30)
+    batches = [replay.sample(40, to="numpy") for replay in pair]
+    add(3)  # over rows of the batch
+    with monkeypatch.context() as patch:
+        patch.setattr(HeldRows, "read", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ours.sample(40, to="numpy")
+    for replay, batch in zip(pair, batches, strict=True):
+        replay.update_priority(batch.index, np.full(40, 50, np.float32))
     same(*(leaves_of(replay.state) for replay in pair))
 
 
