@@ -23,7 +23,7 @@ LIMITS = {
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 0,
-    "lines of tests/": 50_540,
+    "lines of tests/": 50_554,
     "lines of tests/support/": 11_160,
     "test files that import tests": 0,
     "texts -k that choose tests": 0,

@@ -46,7 +46,8 @@ def checked(step: F) -> F:
     """Return a step that raises for values which methods under jit can only mask and count.
 
     It raises for draws from nothing; priorities that are NaN or infinite; indices out of range, stale or closed; expired rows;
-    and rows that were not stored. The message says how many, and the fix. Stale indices of prefetched batches are expected.
+    and rows that were not stored. The message says how many, and the fix. Stale and closed indices of prefetched batches are
+    expected.
 
     Args:
       step: A function that takes states (also of mixtures) and returns them in the same order, jitted or not; a method of a
@@ -94,9 +95,9 @@ def checked(step: F) -> F:
 
 
 def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str, ahead: bool = False) -> None:
-    """Raise if uint32 counters increased. If batches are drawn `ahead`, stale indices are expected."""
+    """Raise if uint32 counters increased. If batches are drawn `ahead`, indices of rows that are gone are expected."""
     new = dict(zip(COUNTERS, (int(n) for n in after - before), strict=True))
-    for name in (*BY_DESIGN, *(("refused_stale",) if ahead else ())):
+    for name in (*BY_DESIGN, *(("refused_stale", "refused_closed") if ahead else ())):
         del new[name]
     if new.pop("empty_samples"):
         raise ValueError(

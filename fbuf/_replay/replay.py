@@ -88,7 +88,8 @@ class Replay:
 
     For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
     leaving the `with`, ends waiting calls with `ReplayClosed`. Rows may be overwritten between `sample` and
-    `update_priority` under a limit, with `prefetch=1`, and after `batches`: stale indices are only counted there.
+    `update_priority` under a limit, with `prefetch=1`, and after `batches`: indices that are stale, or no anchors any more, are
+    only counted there.
 
     Example:
       >>> import fbuf, numpy as np
@@ -420,7 +421,7 @@ class Replay:
         return arguments.convert(self._engine.exact(call, batch), to)
 
     def _expect_stale(self) -> None:
-        """Only count stale indices in `stats` from now on: rows may be overwritten before a prefetched batch is used."""
+        """Only count indices of rows that are gone from now on: they may be before a prefetched batch is used."""
         self._ahead = True
 
     @locked
@@ -512,8 +513,8 @@ class Replay:
         """Set priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
         Raises:
-          ValueError: some were refused (not finite, out of range, stale, no anchors); the others are set. Stale indices are
-            only counted with `prefetch=1`, under a limit, and after `batches`.
+          ValueError: some were refused (not finite, out of range, stale, no anchors); the others are set. The last two kinds
+            are only counted with `prefetch=1`, under a limit, and after `batches`.
 
         Example:
           >>> import fbuf, numpy as np

@@ -228,6 +228,20 @@ def test_stale_indices_are_counted_but_not_raised():
     raises(ValueError, "4 priorities are NaN", replay.update_priority, index, np.full(4, np.nan))
 
 
+def test_rows_that_closed_are_counted_but_not_raised():
+    """A row whose frame before it was overwritten is still there, but its stack is not."""
+    view = fbuf.views.Transition(stack=2, action=None, autoreset="same_step")
+    row = {"obs": np.zeros(2, np.float32), "reward": np.float32(0), "terminated": False, "truncated": False}
+    replay = fbuf.Replay(fbuf.Buffer(8, view=view, sampler=fbuf.samplers.Prioritized()), row)
+    for _ in range(8):
+        replay.add(row)
+    with replay.batches(64) as batches:
+        batch = next(batches)
+        replay.add(row)
+        replay.update_priority(batch.index, np.ones(64, np.float32))
+    assert replay.stats()["refused_closed"] > 0 and replay.stats()["refused_stale"] > 0
+
+
 @pytest.mark.more
 def test_pending_donated_steps_do_not_block_actors():
     replay = fbuf.Replay(
