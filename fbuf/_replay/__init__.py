@@ -2,8 +2,8 @@
 
 `replay` is the object, `engine` what it does with buffer, state and key: it calls `programs`, collects rows and draws in NumPy
 (`fbuf._host_draws`). `packed` holds other batches on their way to NumPy and torch. Methods hold a `FairLock` by `locked`;
-`limiter` lets calls wait for a limit, `batches` prefetches in a thread, `arguments` checks and converts arrays, `written` is
-what `extend` returns.
+`limiter` lets calls wait for a limit, `batches` prefetches in a thread, `arguments` checks and converts arrays, `written`
+computes the index that `extend` returns.
 """
 
 from fbuf._concurrency.wakeup import ReplayClosed
