@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -258,23 +258,24 @@ def _is_usable(state: Any) -> bool:
 
 def can_trace(buffer: BufferConfig, state: Any, *arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
-    return _is_usable(state) and not buffer.storage.ragged and all(map(_is_taken, arguments))
+    return _is_usable(state) and not buffer.storage.ragged and all(map(is_taken, arguments))
 
 
-def _is_taken(tree: Any) -> bool:
+def is_taken(tree: Any) -> bool:
     """Return whether jit takes all leaves without converting them, and none is a tracer."""
     kind: Any = type(tree)
     if tree is None or _is_concrete(kind):
         return True
     if isinstance(tree, (np.ndarray, np.generic)):
-        return tree.dtype.kind in "biufc" and not (tree.dtype.itemsize == 8 and needs_x64(tree.dtype))
+        dtype = tree.dtype
+        return dtype.kind in "biufc" and dtype.isnative and not (dtype.itemsize == 8 and needs_x64(dtype))
     if kind is dict and {str}.issuperset(map(type, tree)):  # flattening takes three times as long
-        return all(map(_is_taken, tree.values()))
+        return all(map(is_taken, tree.values()))
     try:
         leaves = jax.tree.leaves(tree)
     except (TypeError, ValueError):  # dicts with keys of several types
         return False
-    return all(leaf is not tree and _is_taken(leaf) for leaf in leaves)  # a leaf of another kind is its own tree
+    return all(leaf is not tree and is_taken(leaf) for leaf in leaves)  # a leaf of another kind is its own tree
 
 
 @functools.cache
@@ -535,7 +536,8 @@ def check_rebuilds(call: str, sampler: Sampler) -> None:
 
 
 _MEMBERS = ("source", "shard", "birth")
-_WIDE = frozenset(np.dtype(f"{order}{kind}8") for order in "<>" for kind in "iu")
+_NARROW = frozenset(np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4))
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64")))
 
 
 def check_is_index(call: str, index: Any, *members: str) -> None:
@@ -552,11 +554,11 @@ def check_is_index(call: str, index: Any, *members: str) -> None:
 
 
 def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: str) -> Index:
-    """Return the index of a batch as int32 and uint32; it has one of the numbers of `axes`, and these `members`."""
+    """Return the index of a batch as int32 and uint32; it has one of the numbers of `axes`, () any, and these `members`."""
     check_is_index(call, index, *members)
     index = narrow_index(call, index)
     slot = arguments.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
-    if slot.ndim not in axes:
+    if axes and slot.ndim not in axes:
         expected = " or ".join(("", "[B]", "[B, T]")[number] for number in axes)
         raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected {expected}. Flatten it.")
     generation = arguments.check_array(call, "index.generation", index.generation, slot.shape, "i")
@@ -571,12 +573,19 @@ def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: s
 
 
 def narrow_index(call: str, index: Any) -> Any:
-    """Return an index without integers of 64 bits. One out of range is a ValueError in NumPy's, and no row in JAX's."""
+    """Return an index of arrays of at most 32 bits. One out of range is a ValueError in NumPy's, and no row in JAX's."""
     for name in ("slot", "generation", *_MEMBERS):
         values = getattr(index, name)
-        if isinstance(values, (np.ndarray, np.generic, jax.Array)) and values.dtype in _WIDE:
-            dtype = "uint32" if name in ("generation", "birth") else "int32"
-            index = dataclasses.replace(index, **{name: _narrowed(f"{call}: index.{name}", values, dtype)})
+        if getattr(values, "dtype", None) in _NARROW or values is None and name in _MEMBERS:
+            continue
+        where = f"{call}: index.{name}"
+        if isinstance(values, (list, tuple)) and any(isinstance(value, jax.Array) for value in values):
+            values = jnp.asarray(values)  # NumPy takes no tracers
+        if (kind := leaf_spec(values, where).dtype).kind not in "iu":
+            raise TypeError(f"{where} is {kind}; expected integers. Pass batch.index, or cast with x.astype(np.int32).")
+        dtype = "uint32" if name in ("generation", "birth") else "int32"
+        values = values if isinstance(values, jax.Array) else np.asarray(values)
+        index = dataclasses.replace(index, **{name: _narrowed(where, values, dtype)})
     return index
 
 
@@ -594,9 +603,7 @@ def check_slots(call: str, index: Any) -> jax.Array:
     """Return slots int32[...] of `get`."""
     if isinstance(index, slice):
         raise TypeError(f"{call}: index is {index}; expected an Index or int32 slots. Use last or rows for ranges.")
-    if isinstance(index, (np.ndarray, np.generic)) and index.dtype.kind in "iu":
-        index = narrow(f"{call}: index", "", index, "int32")
-    slots = jnp.asarray(index)
+    slots = index if isinstance(index, (np.ndarray, np.generic)) else jnp.asarray(index)
     if not jnp.issubdtype(slots.dtype, jnp.integer):
         raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")
-    return cast(jax.Array, _narrowed(call, slots, jnp.int32))
+    return jnp.asarray(_narrowed(f"{call}: index", slots, "int32"))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._core.pytree import PyTree, Spec, has_64_bits, leaf_spec, named_leaves, narrow, needs_x64, refuse, to_pairs
+from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves, narrow, needs_x64, refuse, to_pairs
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 _WITHOUT_ARRAYS = frozenset(("int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"))
@@ -93,9 +93,14 @@ def check_spec(call: str, spec: Spec) -> None:
     for name, leaf in spec.items():
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise TypeError(f"{call}: {_text(name)} is a typed PRNG key. Store jax.random.key_data(key).")
-        if np.dtype(leaf.dtype).kind in "OSUmM":
+        if np.dtype(leaf.dtype).kind in "OSTUmM":
             raise TypeError(
                 f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans. Use storages.Ragged()."
+            )
+        if np.dtype(leaf.dtype).names:
+            raise TypeError(
+                f"{call}: {_text(name)} is a structured array; expected numbers or booleans. Make a dict of its fields: "
+                f"{{name: x[name] for name in x.dtype.names}}."
             )
         if np.dtype(leaf.dtype).name in _WITHOUT_ARRAYS:
             raise TypeError(
@@ -213,15 +218,17 @@ def check_rows(
 
 
 def narrowed(call: str, rows: PyTree, spec: Spec) -> PyTree:
-    """Return rows whose NumPy leaves of 64 bits are what `check_rows` makes of them, for a jitted function."""
+    """Return rows whose NumPy leaves are what `check_rows` makes of them, for a jitted function."""
 
     def of_leaf(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         where, want = f"{call}: {_text(name)}", spec.get(name)
         if want is not None and needs_x64(want.dtype):
             return to_pairs(where, leaf, want.dtype)
-        if want is None or not has_64_bits(leaf) or leaf_spec(leaf).dtype != want.dtype:
+        if want is None or not isinstance(leaf, (np.ndarray, np.generic)):
             return leaf
+        if (got := leaf_spec(leaf).dtype) != want.dtype:
+            raise wrong_dtype(where, got, want.dtype)
         return narrow(where, name, leaf, want.dtype)
 
     return jax.tree_util.tree_map_with_path(of_leaf, rows)
@@ -251,7 +258,7 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
 def wrong_dtype(where: str, got: Any, want: Any) -> TypeError:
     """Return the error for a leaf of another dtype. A cast must not lose the fractions of images in [0, 1]."""
     fix = f"Initialise with {got}, or convert the rows before the call."
-    if np.dtype(got).kind in "USOMm":
+    if np.dtype(got).kind in "OSTUmM":
         fix = f"Convert it to {want}; text and objects are for storage=fbuf.storages.Ragged()."
     elif want == np.bool_ or _kind(got) <= _kind(want):
         fix = f"Cast with x.astype(jnp.{want}), or initialise with {got}."
@@ -263,7 +270,20 @@ def _kind(dtype: Any) -> int:
 
 
 def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds: str) -> jax.Array:
-    """Return an argument as an array of `shape` with a dtype kind in `kinds`: "f" floating, "i" integer, "b" bool."""
+    """Return an argument as an array of `shape` with a dtype kind in `kinds`; see `check_kind`."""
+    value = check_kind(call, what, value, kinds, shape)
+    got = np.shape(value)
+    if got != shape:
+        fix = f" Write x.reshape({shape})." if math.prod(got) == math.prod(shape) else ""
+        raise ValueError(f"{call}: {what} has shape {list(got)}; expected {list(shape)}.{fix}")
+    return jnp.asarray(value)
+
+
+def check_kind(call: str, what: str, value: Any, kinds: str, shape: tuple[int, ...] | None = None) -> Any:
+    """Return an argument as JAX takes it, with a dtype kind in `kinds`: "f" floating, "i" integer, "b" bool.
+
+    Numbers that may be floating become float32, infinite beyond it; JAX would wrap integers of 64 bits.
+    """
     got = leaf_spec(value, f"{call}: {what}")
     names = {"f": "floating", "i": "integer", "b": "boolean"}
     kind = {"u": "i", "V": "f"}.get(np.dtype(got.dtype).kind, np.dtype(got.dtype).kind)
@@ -272,9 +292,12 @@ def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds:
         cast = {"f": "jnp.float32", "i": "jnp.int32", "b": "bool"}[kinds[0]]
         article = "an" if want[0] == "i" else "a"
         raise TypeError(
-            f"{call}: {what} is {got.dtype}; expected {article} {want} array of shape {list(shape)}. Use x.astype({cast})."
+            f"{call}: {what} is {got.dtype}; expected {article} {want} array of shape "
+            f"{list(got.shape if shape is None else shape)}. Use x.astype({cast})."
         )
-    if got.shape != shape:
-        fix = f" Write x.reshape({shape})." if math.prod(got.shape) == math.prod(shape) else ""
-        raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.{fix}")
-    return jnp.asarray(value)
+    if isinstance(value, jax.Array):
+        return value
+    if "f" not in kinds:
+        return narrow(f"{call}: {what}", "", value, got.dtype)
+    with np.errstate(over="ignore"):
+        return np.asarray(value).astype(np.float32)

@@ -127,7 +127,10 @@ def outside(keys: Collection[str], names: Iterable[str]) -> list[str]:
 
 
 def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
-    """Return shape and canonical dtype of an array or a number, without device memory; errors begin with `where`."""
+    """Return shape and canonical dtype of an array or a number, without device memory; errors begin with `where`.
+
+    The order of bytes is the machine's, of which alone JAX takes arrays.
+    """
     if type(leaf).__module__.split(".")[0] == "torch":
         raise TypeError(f"{where} is a torch tensor; expected arrays. Convert with fbuf.torch.from_torch(x).")
     if hasattr(leaf, "to_tensordict"):  # of tensordict, or a tensorclass of the user's
@@ -142,7 +145,8 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
         elif dtype == np.int64 and isinstance(leaf, int):
             dtype = jnp.result_type(int)
     if not jnp.issubdtype(dtype, jax.dtypes.extended):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
+        dtype = np.dtype(dtype)
+        dtype = jax.dtypes.canonicalize_dtype(dtype if dtype.isnative else dtype.newbyteorder("="))
     return jax.ShapeDtypeStruct(shape, dtype)
 
 

@@ -25,7 +25,7 @@ from fbuf._buffer.state import BufferState, anchor_count, host_ring, raise_faile
 from fbuf._concurrency.interrupts import DeferInterrupts
 from fbuf._core import arguments
 from fbuf._core.dispatch import OnHost, with_changes
-from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
+from fbuf._core.pytree import PyTree, exact, needs_x64, nested
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._host.failed_writes import write_of
@@ -313,8 +313,8 @@ class Engine:
         return structure.unflatten(arguments.check_rows(call, unshared(row), spec, structure, lead, axes).values())
 
     def narrowed(self, call: str, rows: PyTree) -> PyTree:
-        """Return rows without NumPy leaves of 64 bits, which jit would narrow unchecked."""
-        if not self._has_pairs and not has_64_bits(rows):
+        """Return rows without NumPy leaves that jit would narrow unchecked, or not take."""
+        if not self._has_pairs and checks.is_taken(rows):
             return rows
         return arguments.narrowed(call, rows, checks.given_spec(self.buffer, self.state)[0])
 

@@ -283,7 +283,8 @@ class Replay:
             self._engine.flush(before_rows=True)
             ragged = isinstance(self.buffer.storage, Ragged)
             rows = rows if ragged else arguments.to_rows(rows)
-            priority, mask = arguments.to_array(priority, "priority"), arguments.to_array(mask, "mask")
+            priority = arguments.to_numbers(call, "priority", priority, "fi")
+            mask = arguments.to_numbers(call, "mask", mask, "b")
             count = 0
             if self._limiter is not None:
                 shape = checks.check_rows(call, self.buffer, self._engine.state, rows, priority, mask)[2]
@@ -525,8 +526,8 @@ class Replay:
         """
         call = "Replay.update_priority"
         checks.check_eta(call, eta)
-        index, error = arguments.to_index(call, index), arguments.to_array(td_error, "td_error")
-        mask = arguments.to_array(mask, "mask")
+        index, error = arguments.to_index(call, index), arguments.to_numbers(call, "td_error", td_error, "fi")
+        mask = arguments.to_numbers(call, "mask", mask, "b")
         with self._acquire():
             counts = self._engine.update_priority(index, error, mask, eta)
         self._raise(call, counts)
@@ -545,7 +546,7 @@ class Replay:
         """
         call = "Replay.update_rows"
         index, fields = arguments.to_index(call, index), arguments.to_rows(fields)
-        mask = arguments.to_array(mask, "mask")
+        mask = arguments.to_numbers(call, "mask", mask, "b")
         with self._acquire():
             self._engine.flush()
             moved = self._engine.on_device((index, self._engine.narrowed(call, fields), mask))
@@ -749,7 +750,7 @@ class Replay:
           1
         """
         with self._acquire(notify=self._limiter is not None):
-            self._engine.cut(arguments.to_array(lanes, "lanes"))
+            self._engine.cut(arguments.to_numbers("Replay.cut", "lanes", lanes, "b"))
 
     @restores_lock
     def clear(self) -> None:

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_is_index
+from fbuf._buffer.checks import check_eta, check_is_index, narrow_index
 from fbuf._core.arguments import DrawOptions, check_int, check_rows
 from fbuf._core.pytree import PyTree, named_leaves, narrow
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._replay import ReplayClosed
-from fbuf._replay.arguments import Form, check_form, to_array, to_rows
+from fbuf._replay.arguments import Form, check_form, to_array, to_numbers, to_rows
 from fbuf._replay.outside_jit import refuse_trace
 from fbuf.ray import _draws
 from fbuf.ray._batch import of_shard, placed
@@ -136,7 +136,7 @@ class Client:
         named = named_leaves(rows).items()
         leaves = [narrow(f"{call}: leaf '{name}'", name, leaf, spec[name].dtype) for name, leaf in named]
         shapes = leaves[0].shape[:1], leaves[0].shape[: len(leading)]
-        priority, mask = _array(priority, "priority"), _array(mask, "mask")
+        priority, mask = _numbers(call, "priority", priority, "fi"), _numbers(call, "mask", mask, "b")
         for name, value, known in (("priority", priority, shapes[1:]), ("mask", mask, shapes)):
             if value is not None and value.shape not in known:
                 raise ValueError(f"{call}: {name} has shape {list(value.shape)}; expected {list(shapes[1])}.")
@@ -238,11 +238,13 @@ class Client:
         """
         refuse_trace("update_priority", index, td_error, mask, owner="Client")
         call = "Client.update_priority"
+        check_eta(call, eta)
         check_is_index(call, index, "shard", "birth")
-        shard, birth, slot, generation = (
-            _array(x, "index") for x in (index.shard, index.birth, index.slot, index.generation)
-        )
-        td_error, mask = _array(td_error, "td_error"), _array(mask, "mask")
+        names = ("shard", "birth", "slot", "generation")
+        parts = {name: to_array(getattr(index, name), f"index.{name}") for name in names}
+        index = narrow_index(call, Index(**parts))
+        shard, birth, slot, generation = (np.asarray(getattr(index, name)) for name in names)
+        td_error, mask = _numbers(call, "td_error", td_error, "fi"), _numbers(call, "mask", mask, "b")
         if slot.ndim != 1 or td_error.shape[:1] != slot.shape:
             shapes = f"index has shape {list(slot.shape)}, td_error {list(td_error.shape)}"
             raise ValueError(f"{call}: {shapes}; expected [B], and [B] or [B, T].")
@@ -255,8 +257,8 @@ class Client:
             if chosen.any():
                 if len(self._updates[number]) >= self._most_waiting:
                     self._send_updates(number)
-                parts = (birth, slot, generation, td_error, mask)
-                self._updates[number].append((*(None if x is None else x[chosen] for x in parts), eta))  # copies
+                arrays = (birth, slot, generation, td_error, mask)
+                self._updates[number].append((*(None if x is None else x[chosen] for x in arrays), eta))  # copies
         if bad.any():
             raise ValueError(
                 f"{call}: {counted(int(bad.sum()), 'TD error')} of {len(bad)} not finite; the others are set. Check the loss."
@@ -459,6 +461,6 @@ class Client:
         return dataclasses.replace(joined, probability=chance, weight=weight)
 
 
-def _array(value: Any, name: str) -> Any:
-    """Return a NumPy array, or None."""
-    return None if value is None else np.asarray(to_array(value, name))
+def _numbers(call: str, name: str, value: Any, kinds: str) -> Any:
+    """Return what `to_numbers` does as a NumPy array, or None."""
+    return None if value is None else np.asarray(to_numbers(call, name, value, kinds))

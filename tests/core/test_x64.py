@@ -117,6 +117,27 @@ def test_states_of_64_bits_are_refused_where_x64_is_off():
     assert [leaf.item() for leaf in row] == [2**40, 1e300]
 
 
+NATIVE = {"id": np.arange(2, dtype=np.int32), "x": np.array([0.5, -1.5], np.float32)}
+
+
+@pytest.mark.parametrize("order", ["<i4", ">i4", "<i8", ">i8"])
+def test_arrays_in_any_byte_order_are_stored(order):
+    given = {"id": NATIVE["id"].astype(order), "x": NATIVE["x"].astype(order.replace("i", "f"))}
+    state = BUFFER.init(jax.tree.map(lambda leaf: leaf[:1].reshape(()), given))
+    assert [leaf.dtype for leaf in state.rows.values()] == [np.int32, np.float32]
+    for by, method in ((buffer, "extend"), (buffer, "update_rows"), (replay, "extend"), (replay, "update_rows")):
+        same(by(method, given).data, NATIVE)
+    for by in (buffer, replay):
+        last = jax.tree.map(
+            lambda leaf: leaf[1:], by("add", jax.tree.map(lambda leaf: leaf[1:].reshape(()), given)).data
+        )
+        same(last, jax.tree.map(lambda leaf: leaf[1:], NATIVE))
+    if order == ">i8":
+        for by in (buffer, replay):
+            wrong = given | {"id": np.full(2, 2**40, order)}
+            raises(ValueError, r"leaf 'id' is 1099511627776, which int32 cannot hold", by, "extend", wrong)
+
+
 def test_slots_of_64_bits_never_wrap_to_other_rows():
     buffer, slot, generation = fbuf.prioritized(16), np.arange(2), np.ones(2, np.uint32)
     with jax.enable_x64(True):
@@ -139,3 +160,77 @@ def test_slots_of_64_bits_never_wrap_to_other_rows():
     far = fbuf.Index(slot, generation, source=slot + 2**32)
     mixture = fbuf.Mixture({"a": buffer, "b": buffer})
     raises(ValueError, "index.source is 4294967296, which int32 cannot hold", mixture.route, far, "a")
+
+
+LISTS = [lambda x: x, list, lambda x: x.astype(">i4"), lambda x: x.astype(np.int64), lambda x: jax.numpy.asarray(x)]
+
+
+@pytest.mark.parametrize("form", LISTS)
+@pytest.mark.parametrize("by", ["Buffer", "Replay"])
+def test_lists_and_arrays_of_any_kind_are_indices(form, by):
+    buffer = fbuf.prioritized(16)
+    replay = fbuf.Replay(buffer, {"t": 0})
+    written = jax.device_get(replay.extend({"t": np.arange(4)}))
+    index = fbuf.Index(form(written.slot), form(written.generation.astype(np.int32)))
+    error = np.arange(1.0, 5.0, dtype=np.float32)
+    if by == "Replay":
+        replay.update_priority(index, error)
+        replay.update_rows(index, {"t": np.arange(4) * 10})
+        rows, priorities = replay.get(index), replay.priorities(index)
+    else:
+        state = buffer.update_priority(replay.state, index, error)
+        state = buffer.update_rows(state, index, {"t": np.arange(4) * 10})
+        rows, priorities = buffer.get(state, index), buffer.priorities(state, index)
+    assert rows.data["t"].tolist() == [0, 10, 20, 30] and rows.mask.all()
+    np.testing.assert_allclose(priorities, error, rtol=1e-5)
+
+
+INVALID = [("slot", None), ("slot", [0.5]), ("generation", ["a"]), ("generation", np.array([1], object))]
+
+
+@pytest.mark.parametrize(("name", "values"), INVALID)
+def test_an_index_of_anything_else_names_what_is_wrong(name, values):
+    replay = fbuf.Replay(fbuf.prioritized(16), {"t": 0})
+    replay.extend({"t": np.arange(4)})
+    index = fbuf.Index(**{"slot": [0], "generation": [1]} | {name: values})
+    buffer, state = replay.buffer, replay.state
+    for owner, first in ((buffer, (state,)), (replay, ())):
+        said = (
+            rf"^{type(owner).__name__}.\w+: index.{name} is (object|float32|<U1); expected integers. Pass batch.index"
+        )
+        for method, *more in (("get",), ("priorities",), ("update_priority", [1.0]), ("update_rows", {"t": [1]})):
+            raises(TypeError, said, getattr(owner, method), *first, index, *more)
+    raises(ValueError, "index.generation has shape", buffer.get, state, fbuf.Index([0, 1], [1, 1, 1]))
+
+
+@pytest.mark.parametrize("dtype", ["list", "float64", "int64", ">f8"])
+def test_priorities_that_float32_does_not_hold_are_infinite_and_no_integer_wraps(dtype):
+    given = [2.0**62, 0.5, 1e300, np.inf] if dtype != "int64" else [2**62, 2, 3, 4]
+    values = given if dtype == "list" else np.array(given, dtype)
+    refused = sum(x > 1e39 for x in given)
+    buffer = fbuf.prioritized(16)
+    state = buffer.extend(buffer.init({"t": 0}), {"t": np.arange(4)}, priority=values)
+    again = buffer.update_priority(state, buffer.rows(state, last=4).index, values)
+    replay = fbuf.Replay(buffer, {"t": 0}, strict=False)
+    replay.update_priority(replay.extend({"t": np.arange(4)}, priority=values), values)
+    for after, times in ((state, 1), (again, 2), (replay.state, 2)):
+        np.testing.assert_allclose(buffer.priorities(after)[:2], np.float32(given[:2]), rtol=1e-5)
+        assert int(buffer.stats(after)["refused_nonfinite"]) == times * refused
+    strict = fbuf.Replay(buffer, {"t": 0})
+    if refused:
+        said = "2 priorities are NaN or infinite and were refused"
+        raises(ValueError, said, strict.extend, {"t": np.arange(4)}, priority=values)
+
+
+def test_priorities_and_masks_of_objects_are_refused():
+    replay = fbuf.Replay(fbuf.prioritized(16), {"t": 0.0})
+    index, objects, t = replay.extend({"t": np.zeros(4)}), np.array([None] * 4), {"t": np.zeros(4)}
+    raises(TypeError, "^Replay.extend: priority is object; expected a floating", replay.extend, t, priority=objects)
+    raises(TypeError, "^Replay.extend: mask is object; expected a boolean", replay.extend, t, mask=objects)
+    raises(TypeError, "^Replay.update_priority: td_error is object", replay.update_priority, index, objects)
+    raises(TypeError, "^Replay.cut: lanes is object", replay.cut, objects)
+    for leaf in (objects, np.array(["a"] * 4), np.array(["a"] * 4, np.dtypes.StringDType())):
+        raises(TypeError, "^Replay.extend: leaf 't' is .*; .*float32. Convert it", replay.extend, {"t": leaf})
+    row = np.zeros((), [("obs", "f4", 3)])
+    raises(TypeError, "structured array; .*{name: x.name. for name in x.dtype.names}", fbuf.Buffer(4).init, row)
+    assert len(replay) == 4

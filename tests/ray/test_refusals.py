@@ -72,6 +72,10 @@ def test_invalid_calls_do_not_leave_the_client():
     link, client = clients(PLAIN, {"obs": np.zeros(3, np.float32)}, shards=2)
     remote, rows = client(), {"obs": np.ones((4, 3), np.float32)}
     link.calls.clear()
+
+    def index(**other):
+        return fbuf.Index(**dict.fromkeys(("slot", "generation", "shard", "birth"), [0]) | other)
+
     calls = [
         (lambda: remote.extend({"obs": np.ones((4, 2))}), r"leaf 'obs' has shape \[4, 2\]"),
         (lambda: remote.extend({"obs": np.full((4, 3), 1e300)}), "which float32 cannot hold"),
@@ -82,6 +86,15 @@ def test_invalid_calls_do_not_leave_the_client():
             lambda: remote.update_priority(fbuf.Index(0, 0), 1.0),
             "an Index of one buffer; expected one of shard, birth.",
         ),
+        (
+            lambda: remote.extend(rows, priority=np.array([None] * 4)),
+            "priority is object; expected a floating or integer",
+        ),
+        (lambda: remote.extend(rows, mask=np.ones(4)), "mask is float32; expected a boolean"),
+        (lambda: remote.update_priority(index(slot=[2**32 + 1]), [1.0]), "slot is 4294967297, which int32 cannot hold"),
+        (lambda: remote.update_priority(index(birth=[2**32]), [1.0]), "birth is 4294967296, which uint32 cannot hold"),
+        (lambda: remote.update_priority(index(), [1e300]), "1 TD error of 1 not finite"),
+        (lambda: remote.update_priority(index(), [1.0], eta=2.0), "eta is 2.0; expected one number from 0 to 1"),
         (lambda: remote.sample(0), "batch_size is 0; expected an int >= 1"),
         (lambda: remote.sample(4, uniform=0.1), "expected beta only. Use shards=1"),
         (lambda: remote.sample(4, to="tf"), "to is 'tf'"),
