@@ -260,10 +260,12 @@ class PriorityDraws(HostDraws, PriorityUpdate):
         if self.update is not None:
             self.settle(engine)
         changes: tuple[Any, Any] = ((), ()) if block is None else self._changes(engine, block)
-        apart = not any(changes) or self._apart(update, changes)
-        if any(changes) and not (apart and self._can_be_early(engine, changes)):
-            engine.flush()
-            changes = (), ()
+        apart = True
+        if any(changes):
+            apart = self._apart(update, changes)
+            if not (apart and self._can_be_early(engine, changes)):
+                engine.flush()
+                changes = (), ()
         noted, before, rows = self._noted
         header, cleared = self._version(engine, block)
         # Of rows collected since that batch `changes` says what they close.
