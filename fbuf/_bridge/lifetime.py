@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend, core
 
+from fbuf._core.closing import Closing
 from fbuf._host import failed_writes
 from fbuf._host.types import HostObject, RowStore, StoreClosed, StoreCorrupted
 
@@ -73,7 +74,7 @@ class Owner:
         failed_writes.raise_failed({shard: part.id for shard, part in parts.items()})
 
 
-class StoreHandle:
+class StoreHandle(Closing):
     """Inspect or close an open host store, as `fbuf.stores()` lists it.
 
     A context manager: leaving the `with` block closes the store at once, even if states of it are left.
@@ -127,12 +128,6 @@ class StoreHandle:
     def close(self) -> None:
         """Free the store now; its states can no longer be read."""
         _close(self.id)
-
-    def __enter__(self) -> StoreHandle:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         store = _stores.get(self.id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -12,11 +11,12 @@ import numpy as np
 
 from fbuf._concurrency import wakeup
 from fbuf._concurrency.prefetcher import Make, Prefetch
+from fbuf._core.closing import Closing
 from fbuf._core.sample import Index, Sample
 from fbuf._replay.outside_jit import refuse_trace
 
 
-class Batches:
+class Batches(Closing):
     """An iterator over prefetched batches, and a context manager. Made by `Replay.batches`.
 
     Several threads may take batches from it, and any of them may close it.
@@ -59,13 +59,8 @@ class Batches:
         self._ahead.end()
         self._ahead.check()
 
-    def __enter__(self) -> Batches:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
             self.close()
         else:
             self._ahead.end()

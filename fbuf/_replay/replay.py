@@ -14,7 +14,6 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Unpack
 
 import jax
@@ -34,6 +33,7 @@ from fbuf._concurrency.fair_lock import Acquired, FairLock
 from fbuf._concurrency.interrupts import DeferInterrupts
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.arguments import DrawOptions, Numbers, check_bool, check_int
+from fbuf._core.closing import Closing
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample, deferring
@@ -54,7 +54,7 @@ SUMMARY_ROWS = 1 << 17
 """Largest capacity whose summary a notebook shows for the replay itself; of larger ones it is computed on request."""
 
 
-class Replay:
+class Replay(Closing):
     """Hold a buffer, its state and its key, for plain Python loops. Threads may share it.
 
     Args:
@@ -841,14 +841,6 @@ class Replay:
         with self._lock.acquire():
             self._lock.notify()
             self._engine.warn_unstored("Replay.close", stacklevel=5)
-
-    def __enter__(self) -> Replay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @locked
     def save(

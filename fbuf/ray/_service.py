@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._core import arguments
+from fbuf._core.closing import Closing
 from fbuf._core.pytree import PyTree
 from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import check_limit, check_seed, to_rows
@@ -34,7 +34,7 @@ _METHODS = {"extend": "write", "update_priority": "update", "sample": "read", "s
 )
 
 
-class RayReplay:
+class RayReplay(Closing):
     """Share one logical buffer, in one actor or several, among the processes of a Ray cluster.
 
     Actors of any number write through their own `client()`, learners draw through theirs. Ray starts on this machine by
@@ -210,14 +210,6 @@ class RayReplay:
         """Return the results of a method of all shards; wait for those that restart."""
         client = Client(self._settings)
         return [client._ask(shard, method, reference=reference) for shard, reference in enumerate(self._all(method))]
-
-    def __enter__(self) -> RayReplay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"RayReplay({self.buffer!r}, shards={self.shards})"

@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import numpy as np
 
 from fbuf._core.arguments import check_choice
+from fbuf._core.closing import Closing
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, Folder
@@ -153,7 +154,7 @@ class SavedArray:
         )
 
 
-class Saved:
+class Saved(Closing):
     """One generation of a checkpoint, open for reading. Closes with `with`, or `close()`.
 
     Attributes:
@@ -205,12 +206,6 @@ class Saved:
         """Close the files; twice is fine."""
         for file in self.files:
             file.close()
-
-    def __enter__(self) -> Saved:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 Built = TypeVar("Built")

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fbuf._core.arguments import check_choice
+from fbuf._core.closing import Closing
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.filesystem import Path
@@ -134,7 +135,7 @@ MEMORY = 1 << 28
 """Bytes of memory for plain leaves of many values."""
 
 
-class DataSet:
+class DataSet(Closing):
     """An open data set. Closes with `with`, or `close()`; running reads then finish.
 
     Attributes:
@@ -206,12 +207,6 @@ class DataSet:
     def close(self) -> None:
         """Close it; twice is fine."""
         self.store.close()
-
-    def __enter__(self) -> DataSet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"DataSet({self.path!r}, {self.rows} rows, {len(self.segments)} segments)"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.closing import Closing
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.filesystem import Path
 from fbuf._formats.dataset import directory
@@ -27,7 +28,7 @@ MAX_COMMON_ROWS = 64 * 64
 _STEP_BYTES = 1 << 23  # raw bytes per write to the store
 
 
-class SegmentWriter:
+class SegmentWriter(Closing):
     """A segment being written; a context, which leaves nothing behind unless `commit` was called.
 
     Args:
@@ -62,12 +63,6 @@ class SegmentWriter:
     def _check_absent(self) -> None:
         if directory.is_committed(self.path, self.number):
             raise FileExistsError(errno.EEXIST, f"SegmentWriter: {self.path} has a segment {self.number}.")
-
-    def __enter__(self) -> SegmentWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def nbytes(self) -> int:
