@@ -15,7 +15,7 @@ import numpy as np
 
 from fbuf._bridge import lifetime
 from fbuf._core.lazy_import import import_extra
-from fbuf._core.pytree import PyTree, name_of, named_leaves, nested
+from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, register_node
 from fbuf._host.ragged.store import Records
 from fbuf._host.ragged.values import MISSING
 
@@ -69,18 +69,7 @@ def _array(leaf: Any) -> Any:
     return leaf.cpu().numpy() if type(leaf).__module__.split(".")[0] == "torch" else leaf
 
 
-def _flatten(node: Tickets) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
-    return (node.id, node.ticket), (node.slot, node.strict, node.dense)
-
-
-def _flatten_with_keys(node: Tickets) -> tuple[Any, tuple[Any, ...]]:
-    children, static = _flatten(node)
-    return tuple(zip(map(jax.tree_util.GetAttrKey, ("id", "ticket")), children, strict=True)), static
-
-
-jax.tree_util.register_pytree_with_keys(
-    Tickets, _flatten_with_keys, lambda static, children: Tickets(*children, *static), _flatten
-)
+register_node(Tickets, ("id", "ticket"), lambda t: ((t.id, t.ticket), (t.slot, t.strict, t.dense)))
 
 
 class Lazy:

@@ -73,6 +73,22 @@ class Owner:
         parts = {None: self} if self.parts is None else self.parts
         failed_writes.raise_failed({shard: part.id for shard, part in parts.items()})
 
+    def raise_cause(self, error: Exception) -> None:
+        """Raise what a callback of these stores raised, if JAX made `error` of it: an OSError, MemoryError or RuntimeError."""
+        for id in self.ids:
+            store = _stores.get(id)
+            cause = _not_open(id) if store is None else store.last_error
+            if cause is None or f"{type(cause).__name__}: {cause}" not in str(error):
+                continue
+            if isinstance(cause, OSError):
+                raise OSError(cause.errno or errno.EIO, cause.strerror or str(cause)) from None
+            if isinstance(cause, MemoryError):  # NumPy's has other arguments
+                raise MemoryError(str(cause)) from None
+            if isinstance(cause, StoreClosed | StoreCorrupted):
+                raise type(cause)(str(cause)) from None
+            if isinstance(cause, RuntimeError):
+                raise RuntimeError(str(cause)) from None
+
 
 class StoreHandle(Closing):
     """Inspect or close an open host store, as `fbuf.stores()` lists it.
@@ -235,23 +251,6 @@ def _not_open(id: int) -> RuntimeError:
         f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; another "
         f"process loads what this one saves: fbuf.save(path, buffer, state)."
     )
-
-
-def raise_cause(error: Exception, owner: Owner | None) -> None:
-    """Raise what a callback of these stores raised, if JAX made `error` of it: an OSError, MemoryError or RuntimeError."""
-    for id in () if owner is None else owner.ids:
-        store = _stores.get(id)
-        cause = _not_open(id) if store is None else store.last_error
-        if cause is None or f"{type(cause).__name__}: {cause}" not in str(error):
-            continue
-        if isinstance(cause, OSError):
-            raise OSError(cause.errno or errno.EIO, cause.strerror or str(cause)) from None
-        if isinstance(cause, MemoryError):  # NumPy's has other arguments
-            raise MemoryError(str(cause)) from None
-        if isinstance(cause, StoreClosed | StoreCorrupted):
-            raise type(cause)(str(cause)) from None
-        if isinstance(cause, RuntimeError):
-            raise RuntimeError(str(cause)) from None
 
 
 def stores() -> list[StoreHandle]:

@@ -91,17 +91,15 @@ def with_fields(node: S, fields: dict[str, Any]) -> S:
 
 
 class OnHost:
-    """A pytree node that names rows or priorities of a store."""
+    """A pytree node that names rows or priorities of a store, which its `owner` keeps open."""
 
     __slots__ = ()
 
-    def raise_cause(self, error: Exception) -> None:
-        """Raise what a callback of the store raised, if JAX made `error` of it."""
-        raise NotImplementedError
+    owner: Any  # `fbuf._bridge.lifetime.Owner`; None for shapes only
 
     def with_leaves(self, leaves: dict[int, Any]) -> Any:
         """Return the node with other leaves at these positions, also if a write of the store failed."""
-        raise NotImplementedError
+        return replaced(self, leaves)
 
 
 def raise_cause(state: Any, error: Exception) -> None:
@@ -109,8 +107,8 @@ def raise_cause(state: Any, error: Exception) -> None:
     if str(error).rstrip().endswith("KeyboardInterrupt:"):
         raise KeyboardInterrupt from None
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, OnHost)):
-        if isinstance(node, OnHost):
-            node.raise_cause(error)
+        if isinstance(node, OnHost) and node.owner is not None:
+            node.owner.raise_cause(error)
 
 
 class Operation(Generic[P, R]):

@@ -9,7 +9,7 @@ have 64: the store holds them exactly, and inside JAX they are pairs of uint32, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -274,3 +274,22 @@ def exact(call: str, spec: Mapping[str, jax.ShapeDtypeStruct], data: Any) -> Any
         return np.array(jax.device_get(leaf), order="C").view(dtypes[name])[..., 0]
 
     return jax.tree_util.tree_map_with_path(of_leaf, data)
+
+
+def register_node(kind: type, children: tuple[str, ...], flatten: Callable[[Any], tuple[Any, Any]]) -> None:
+    """Make a class a pytree node.
+
+    Args:
+      kind: Is made of its children, then of its static values.
+      children: Their names, in key paths.
+      flatten: Return the children and the static values of a node.
+    """
+    keys = tuple(map(jax.tree_util.GetAttrKey, children))
+
+    def flatten_with_keys(node: Any) -> tuple[Any, Any]:
+        leaves, static = flatten(node)
+        return tuple(zip(keys, leaves, strict=True)), static
+
+    jax.tree_util.register_pytree_with_keys(
+        kind, flatten_with_keys, lambda static, leaves: kind(*leaves, *static), flatten
+    )

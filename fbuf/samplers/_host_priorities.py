@@ -17,7 +17,8 @@ import numpy as np
 from fbuf._algorithms import sum_tree
 from fbuf._bridge import lifetime
 from fbuf._bridge.callbacks import clear_priorities, draw_priorities, read_priorities, write_priorities
-from fbuf._core.dispatch import OnHost, replaced
+from fbuf._core.dispatch import OnHost
+from fbuf._core.pytree import register_node
 from fbuf._host.priorities import Layout, Priorities
 from fbuf._host.priorities import most_bytes as store_bytes
 
@@ -37,15 +38,6 @@ class HostTree(OnHost):
         """Return the tree with another version."""
         return HostTree(self.id, version, self.slot)
 
-    def raise_cause(self, error: Exception) -> None:
-        """Raise what a callback of the store raised, if JAX made `error` of it."""
-        lifetime.raise_cause(error, self.owner)
-
-    def with_leaves(self, leaves: dict[int, Any]) -> HostTree:
-        """Return the node with other leaves at these positions, also if a write of the store failed."""
-        children, static = _flatten(self)
-        return _unflatten(static, replaced(children, leaves))
-
     def __deepcopy__(self, memo: dict[int, Any]) -> HostTree:
         return HostTree(copy.deepcopy(self.id, memo), copy.deepcopy(self.version, memo), self.slot)
 
@@ -56,21 +48,7 @@ class HostTree(OnHost):
         return "HostTree()"
 
 
-def _flatten(tree: HostTree) -> tuple[tuple[Any, Any], int]:
-    return (tree.id, tree.version), tree.slot
-
-
-def _flatten_with_keys(tree: HostTree) -> tuple[Any, int]:
-    names = (jax.tree_util.GetAttrKey(name) for name in ("id", "version"))
-    return tuple(zip(names, (tree.id, tree.version), strict=True)), tree.slot
-
-
-def _unflatten(slot: int, children: Any) -> HostTree:
-    id, version = children
-    return HostTree(id, version, slot)
-
-
-jax.tree_util.register_pytree_with_keys(HostTree, _flatten_with_keys, _unflatten, _flatten)
+register_node(HostTree, ("id", "version"), lambda tree: ((tree.id, tree.version), (tree.slot,)))
 
 
 def init() -> HostTree:

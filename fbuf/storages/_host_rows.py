@@ -25,7 +25,7 @@ from fbuf._bridge import callbacks, lifetime
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import OnHost, replaced
-from fbuf._core.pytree import Leaves, Spec, in_jax, item_bytes, tree_bytes
+from fbuf._core.pytree import Leaves, Spec, in_jax, item_bytes, register_node, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.slots import Geometry, read_rows, write_rows
 from fbuf._core.text_table import WHOLE, spec_text
@@ -79,14 +79,10 @@ class SideRows(OnHost):
         """Return rows of the same store with other tickets and device leaves."""
         return SideRows(self.id, ticket, device, self.last if last is None else last, self.slot, self.layout)
 
-    def raise_cause(self, error: Exception) -> None:
-        """Raise what a callback of the store raised, if JAX made `error` of it."""
-        lifetime.raise_cause(error, self.owner)
-
     def with_leaves(self, leaves: dict[int, Any]) -> SideRows:
         """Return the node with other leaves at these positions, also if a write of the store failed."""
-        children, static = _parts(self)
-        return _unflatten(static, replaced(children, leaves))
+        children = replaced((self.id, self.ticket, self.device, self.last), leaves)
+        return SideRows(*children, self.slot, self.layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SideRows:
         copied = [jnp.array(x, copy=True) if isinstance(x, Array) else x for x in jax.tree.leaves(self)]
@@ -118,25 +114,10 @@ class SideRows(OnHost):
 def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
     if failed_writes.failed and rows.owner is not None:  # a state that a call takes is flattened before it is donated
         rows.owner.raise_failed()
-    return _parts(rows)
-
-
-def _parts(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
     return (rows.id, rows.ticket, rows.device, rows.last), (rows.slot, rows.layout)
 
 
-def _flatten_with_keys(rows: SideRows) -> tuple[Any, tuple[int, Layout]]:
-    names = (jax.tree_util.GetAttrKey(n) for n in ("id", "ticket", "device", "last"))
-    children, static = _flatten(rows)
-    return tuple(zip(names, children, strict=True)), static
-
-
-def _unflatten(static: tuple[int, Layout], children: Any) -> SideRows:
-    id, ticket, device, last = children
-    return SideRows(id, ticket, device, last, *static)
-
-
-jax.tree_util.register_pytree_with_keys(SideRows, _flatten_with_keys, _unflatten, _flatten)
+register_node(SideRows, ("id", "ticket", "device", "last"), _flatten)
 
 
 def refuse_tracing(call: str, verb: str = "init") -> None:
