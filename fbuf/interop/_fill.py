@@ -53,7 +53,7 @@ def fill(
     buffer = _buffer(source, max(steps, 0), buffer, capacity)
     keep = source.structure if source.fields is None else None
     rows_of = nested if keep is None else lambda leaves: keep.unflatten(list(leaves.values()))
-    lanes = None if source.lanes is None else source.lanes
+    lanes = source.lanes
     block = max(1, min(_columns.rows_per_block(example.values(), lanes), buffer.geometry.length))
     block = block if steps < 0 else max(1, min(block, steps))
     if buffer.storage.grows:  # its table makes room by the write
@@ -122,7 +122,7 @@ def _write_rows(
 
 
 def _write(buffer: Buffer, state: BufferState, rows: Any, mask: Any, priority: Any) -> BufferState:
-    return buffer.extend(state, rows, mask=mask, **({} if priority is None else {"priority": priority}))
+    return buffer.extend(state, rows, priority=priority, mask=mask)
 
 
 _write_in_place = jax.jit(_write, static_argnums=0, donate_argnums=1)
@@ -133,13 +133,11 @@ def _buffer(source: Source, steps: int, buffer: Buffer | None, capacity: int | N
     call, lanes = source.call, source.lanes or 1
     if buffer is None:
         room = capacity if capacity is not None else max(steps, 1) * lanes
-        alpha, beta = source.exponents
-        has_priority = source.priority is not None
-        buffer = (
-            prioritized(room, alpha=alpha, beta=beta, lanes=source.lanes)
-            if has_priority
-            else Buffer(room, lanes=source.lanes)
-        )
+        if source.priority is None:
+            buffer = Buffer(room, lanes=source.lanes)
+        else:
+            alpha, beta = source.exponents
+            buffer = prioritized(room, alpha=alpha, beta=beta, lanes=source.lanes)
     elif capacity is not None:
         raise ValueError(f"{call}: both buffer and capacity are given; expected one of them. Drop capacity={capacity}.")
     if buffer.lanes != source.lanes:

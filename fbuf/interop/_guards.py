@@ -65,18 +65,6 @@ def check_terminals(call: str, names: Collection[str], fields: Fields, ends: str
         )
 
 
-def written_rows(call: str, columns: Mapping[str, Column], rows: int, stated: int | None) -> int:
-    """Return the number of rows to take, by their names here.
-
-    Raises:
-      ValueError: none is stated, and two rows or more at the end are zeros in all leaves, as slots that were never written.
-    """
-    if stated is not None:
-        return checked_rows(call, stated, rows)
-    _check_written(call, columns, rows)
-    return rows
-
-
 def checked_rows(call: str, stated: int, rows: int) -> int:
     """Return the stated number of rows. Raises ValueError if there are fewer."""
     if not is_int(stated) or not 1 <= stated <= rows:
@@ -84,7 +72,8 @@ def checked_rows(call: str, stated: int, rows: int) -> int:
     return int(stated)
 
 
-def _check_written(call: str, columns: Mapping[str, Column], rows: int) -> None:
+def check_written(call: str, columns: Mapping[str, Column], rows: int) -> None:
+    """Raise ValueError if two rows or more at the end are zeros in all leaves, as slots that were never written."""
     if rows < 3 or not (under("obs", columns) and ("reward" in columns or under("action", columns))):
         return
     size, last = 2, rows

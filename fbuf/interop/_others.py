@@ -292,10 +292,10 @@ def from_rlds(data: Iterable[Any], *, fields: Fields = None, dtypes: Mapping[str
 
 def _chosen_tables(call: str, data: Iterable[Any], fields: Fields) -> Iterator[dict[str, Any]]:
     for table in _episode_tables(call, data):
-        names = (
-            table if fields is None else choose_leaves(call, columns_of(call, table), chosen_steps(call, table, fields))
-        )
-        yield table if fields is None else {here: table[source] for source, here in names.items()}
+        if fields is not None:
+            names = choose_leaves(call, columns_of(call, table), chosen_steps(call, table, fields))
+            table = {here: table[source] for source, here in names.items()}
+        yield table
 
 
 def _episode_tables(call: str, data: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -192,9 +192,11 @@ class Source:
         narrowed = {name: c.dtype.name for name, c in columns.items() if c.dtype.name in NARROW}
         dtypes = {name: NARROW[dtype] for name, dtype in narrowed.items() if self.narrow or name in flags} | dtypes
         columns = cast_columns(call, _columns.squeeze_scalars(columns) if ted else columns, dtypes, exact)
+        if self.rows is not None:
+            return columns, _guards.checked_rows(call, self.rows, self.steps)
         if self.slots:
-            return columns, _guards.written_rows(call, columns, self.steps, self.rows)
-        return columns, self.steps if self.rows is None else _guards.checked_rows(call, self.rows, self.steps)
+            _guards.check_written(call, columns, self.steps)
+        return columns, self.steps
 
     def stream(self) -> tuple[dict[str, Column], int]:
         """Return columns of one stream, lane after lane, by their names here, and their number of rows."""

@@ -32,11 +32,7 @@ def leaf_of(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -
     """Return the file, dtype and shape of an array. Raises ValueError unless the file has exactly this size."""
     shape = _columns.check_shape(str(described), entry.get("shape"))
     name = entry.get("dtype")
-    dtype = (
-        _columns.DTYPES.get(name.removeprefix("torch."))
-        if isinstance(name, str) and name.startswith("torch.")
-        else None
-    )
+    dtype = _columns.DTYPES.get(str(name).removeprefix("torch.")) if str(name).startswith("torch.") else None
     if dtype is None:
         raise ValueError(f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one as 'torch.float32'.")
     check_inside(root, file)
