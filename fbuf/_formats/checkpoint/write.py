@@ -377,16 +377,13 @@ def write(
     folder.create(sync)
     with folder.locked():
         folder.remove_leftovers()
-        previous = PreviousSave(folder)
-        try:
+        with contextlib.closing(PreviousSave(folder)) as previous:
             save = Save(folder, previous, plans, sync, SaveName(secrets.token_hex(16), folder.next_number()))
             try:
                 manifest = save.run(meta, progress)
             except BaseException:
                 save.rollback()
                 raise
-        finally:
-            previous.close()
         prune(folder, manifest, previous, keep)
     return Written(manifest.generation, save.written, sum(p.layout.nbytes for p in plans))
 
