@@ -93,10 +93,8 @@ def _index(found: list[Seen]) -> Iterator[Line]:
     if values and anchors:
         p = np.concatenate(values)
         middle = number(float(np.median(p)))
-        yield (
-            "priorities",
-            "all alike" if p[0] < 0 else f"{number(float(p.min()))} to {number(float(p.max()))}, median {middle}",
-        )
+        spread = f"{number(float(p.min()))} to {number(float(p.max()))}, median {middle}"
+        yield "priorities", "all alike" if p[0] < 0 else spread
 
 
 def _extra_text(leaf: dict[str, Any]) -> str:

@@ -75,13 +75,6 @@ class PrioritizedState:
         yield "max_priority", np.asarray(self.numbers)[:1], 0, _base.LARGEST
 
 
-def init_trees(capacity: int, least: bool, on_host: bool) -> tuple[Any, Array | None]:
-    """Return zero leaves as a tree of sums, and a tree of minima if the least leaf must be known."""
-    if on_host:
-        return _host_priorities.init(), None
-    return sum_tree.init(capacity), sum_tree.init(capacity, jnp.inf) if least else None
-
-
 class Queries(NamedTuple):
     """Hold the random numbers of a draw with replacement, for `draw_leaves`."""
 
@@ -282,10 +275,9 @@ class Prioritized(PrioritySampler):
 
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
         capacity = geometry.capacity
-        tree, low = init_trees(capacity, self._least, self.on_host)
         return PrioritizedState(
-            tree=tree,
-            low=low,
+            tree=_host_priorities.init() if self.on_host else sum_tree.init(capacity),
+            low=sum_tree.init(capacity, jnp.inf) if self._least and not self.on_host else None,
             top=sum_tree.init(capacity, -jnp.inf) if self.largest == "held" else None,
             log=self._initial_queue(geometry, dense),
             numbers=self._initial_numbers(),

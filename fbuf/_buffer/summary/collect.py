@@ -190,11 +190,6 @@ def seen_of(buffer: BufferConfig, raw: dict[str, Any]) -> Seen:
     )
 
 
-def whole_rows(buffer: BufferConfig) -> bool:
-    """Return whether rows consist of arrays, and can be compared."""
-    return not buffer.storage.ragged
-
-
 # Hashes of rows. Bits are compared, so two NaNs are equal, and 0 and -0 are not. They are not cryptographic; among 2^20
 # random rows two agree with probability 3e-8.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fbuf._buffer.state import COUNTERS, BufferConfig, BufferState
 from fbuf._buffer.summary import statistics
-from fbuf._buffer.summary.collect import Seen, distinct, seen, together, whole_rows
+from fbuf._buffer.summary.collect import Seen, distinct, seen, together
 from fbuf._buffer.summary.statistics import Episodes, Histogram, Quantiles
 from fbuf._core import text_table
 from fbuf._core.arguments import is_int
@@ -268,7 +268,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
         leaves=leaves,
         parts=parts,
         compared=compared,
-        distinct=distinct(together(hashes)) if hashes and whole_rows(buffer) else None,
+        distinct=distinct(together(hashes)) if hashes and not buffer.storage.ragged else None,
         refused={name: int(found.stats[name]) for name in COUNTERS if found.stats[name]},
         stats=found.stats,
         histograms={name: one for name, one in drawn.items() if one is not None},
