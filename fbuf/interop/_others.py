@@ -89,7 +89,8 @@ def from_cpprb(
     """Return the rows of `buffer.get_all_transitions()` of cpprb, oldest first.
 
     `obs`, `act`, `rew`, `next_obs`, `done` become `obs`, `action`, `reward`, `final_obs` at ends, and flags; scalars are `[]`.
-    Where the next observation is not the next row's, and `done` is not set, the row is truncated.
+    Where the next observation is not the next row's, and `done` is not set, the row is truncated. Rows of a buffer
+    with `Nstep` are not steps: nothing tells their sums of rewards from rewards.
 
     Args:
       transitions: The dict, whose rows are in order of their slots.
