@@ -54,6 +54,14 @@ def chosen(call: str, keys: str | tuple[str, ...], names: Iterable[str]) -> list
     return [n for n in known if is_under(n, keys)]
 
 
+def leaf_of(call: str, name: str, leaves: Mapping[str, jax.Array]) -> jax.Array:
+    """Return a leaf. Raises ValueError if it is missing, or a subtree."""
+    if name not in leaves:
+        chosen(call, (name,), leaves)
+        raise ValueError(f"{call}: '{name}' is a subtree; expected a leaf. Name its leaves one by one.")
+    return leaves[name]
+
+
 def replaced(data: PyTree, new: Mapping[str, jax.Array]) -> PyTree:
     """Return the pytree with some leaves replaced by name."""
     structure: Any = jax.tree.structure(data)

@@ -17,7 +17,7 @@ from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, named_leaves
 from fbuf._interfaces.transform import Context, StatefulTransform, Transform
 from fbuf.transforms import _running_stats
-from fbuf.transforms._fields import blanked, checked_keys, checked_name, chosen, convert, is_number, replaced
+from fbuf.transforms._fields import blanked, checked_keys, checked_name, convert, is_number, leaf_of, replaced
 from fbuf.transforms._running_stats import Moments
 
 
@@ -100,10 +100,7 @@ class Normalize(StatefulTransform):
             raise ValueError(f"{call}: memory is missing. Write transforms.apply(..., memory=state.transforms.read).")
         leaves, new = named_leaves(data), {}
         for name, source in self.sources.items():
-            if name not in leaves:
-                chosen(call, (name,), leaves)
-                raise ValueError(f"{call}: '{name}' is a subtree; expected a leaf. Name its leaves one by one.")
-            leaf, moments = leaves[name], context.memory[source]
+            leaf, moments = leaf_of(call, name, leaves), context.memory[source]
             shape = moments.seen.shape[1:]
             if leaf.shape[leaf.ndim - len(shape) :] != shape or leaf.ndim < len(shape):
                 raise ValueError(

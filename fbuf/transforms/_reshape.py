@@ -12,7 +12,7 @@ from fbuf._core.arguments import is_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree
 from fbuf._interfaces.transform import Context, Transform
-from fbuf.transforms._fields import added, as_dict, checked_keys, checked_name, chosen, convert, lead_of
+from fbuf.transforms._fields import added, as_dict, checked_keys, checked_name, convert, lead_of, leaf_of
 
 
 def _check_axis(call: str, axis: Any) -> int:
@@ -40,11 +40,7 @@ def _shape(name: str, leaf: jax.Array, context: Context) -> str:
 
 def _pieces(call: str, keys: str | tuple[str, ...], leaves: dict[str, jax.Array], context: Context) -> list[jax.Array]:
     """Return the leaves, of one dtype, and all with rows or all without."""
-    for key in keys:
-        if key not in leaves:
-            chosen(call, (key,), leaves)
-            raise ValueError(f"{call}: '{key}' is a subtree; expected a leaf. Name its leaves one by one.")
-    parts = [leaves[key] for key in keys]
+    parts = [leaf_of(call, key, leaves) for key in keys]
     for key, part in zip(keys, parts, strict=True):
         if part.dtype != parts[0].dtype:
             raise TypeError(f"{call}: leaf '{key}' is {part.dtype}, but '{keys[0]}' is {parts[0].dtype}. Cast first.")
