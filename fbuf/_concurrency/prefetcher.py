@@ -11,6 +11,7 @@ is told to end and joined, since a thread that is stopped inside XLA crashes the
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -149,14 +150,12 @@ class Prefetch:
 def _serve(prefetch: Prefetch, make: Make) -> None:
     """Make items until the thread is told to end."""
     try:
-        while prefetch.wait_for_room():
-            prefetch.put(make(prefetch.stop))
-    except (Stopped, ReplayClosed):
+        with contextlib.suppress(Stopped, ReplayClosed):
+            while prefetch.wait_for_room():
+                prefetch.put(make(prefetch.stop))
         prefetch.finish(None)
     except BaseException as error:  # `take` or `check` raises it
         prefetch.finish(error)
-    else:
-        prefetch.finish(None)
     prefetch.wait_for_hearer()
 
 

@@ -111,6 +111,12 @@ class Reader:
             raise RuntimeError(f"{self.call}: rows of this state have expired. Use the newest state.")
         return np.asarray(exact(self.call, self.spec, {name: rows})[name])[: len(slot)]
 
+    def rows(self, name: str, slots: np.ndarray, most: int) -> np.ndarray:
+        """Return a leaf of rows, read in blocks of at most `most`, which bound the memory."""
+        block = min(self.block(name), most)
+        parts = [self.leaf(name, slots[i : i + block], block) for i in range(0, len(slots), block)]
+        return np.concatenate(parts) if parts else np.zeros((0, *self.spec[name].shape), self.spec[name].dtype)
+
     def steps_of(self, name: str) -> Iterator[np.ndarray]:
         """Yield a leaf of all rows, in blocks `[n, ...]`, with lanes `[n, E, ...]`; zeros where a lane has fewer rows."""
         lanes = len(self.sizes)

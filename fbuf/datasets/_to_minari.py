@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,10 +125,7 @@ def _episode_buffers(
     final = roles["next_observation"] or roles["final_observation"]
     observation, action = str(roles["observation"]), str(roles["action"])
 
-    def read(name: str, slot: np.ndarray) -> np.ndarray:
-        block = min(reader.block(name), _BLOCK)
-        return np.concatenate([reader.leaf(name, slot[i : i + block], block) for i in range(0, len(slot), block)])
-
+    read = functools.partial(reader.rows, most=_BLOCK)
     for age, lane in _episodes(plan):
         slot, last = reader.slots(age, np.full_like(age, lane)), (age[-1], lane)
         after = reader.slots(age[-1:] + plan.from_next[last], np.array([lane]))

@@ -118,10 +118,8 @@ class Episodes:
         return np.concatenate(blocks).astype(np.float64).sum(axis=2) if blocks else None
 
     def rows(self, name: str, ages: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Return a leaf of rows, in blocks that bound the memory."""
-        slots, block = self.reader.slots(ages, lanes), min(self.reader.block(name), 4096)
-        parts = [self.reader.leaf(name, slots[i : i + block], block) for i in range(0, len(slots), block)]
-        return np.concatenate(parts) if parts else np.zeros((0, *self.spec[name].shape), self.spec[name].dtype)
+        """Return a leaf of rows."""
+        return self.reader.rows(name, self.reader.slots(ages, lanes), 4096)
 
     def track(self, number: int, budget: float = math.inf) -> dict[str, Any]:
         """Return what the player shows of an episode, as JSON of at most `budget` bytes: steps are left out, but for ten."""
