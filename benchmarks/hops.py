@@ -23,7 +23,7 @@ import fbuf
 from fbuf._bridge import callbacks
 
 _ROOT = str(Path(fbuf.__file__).parent)
-_OF_JAX = ("_register_state", "_flatten", "_flatten_with_keys", "_unflatten", "_parts", "_cached_hash", "_equal")
+_OF_JAX = ("_register_state", "register_node", "_flatten", "_cached_hash", "_equal")
 
 
 class Hops(NamedTuple):
