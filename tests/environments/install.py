@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-LIBRARIES = ("ale_py", "brax", "gymnax", "jaxmarl", "envpool", "pgx", "jumanji", "navix", "xminigrid", "playground")
+LIBRARIES = "ale_py brax gymnax jaxmarl envpool pgx jumanji navix xminigrid playground dm_env".split()
 """Modules, in an order in which every third takes about as long to install."""
 
 

@@ -276,6 +276,51 @@ def _points(library, state, content, wrap, keep):
     return rows, truth, done
 
 
+def dm_env():
+    from dm_env import auto_reset_environment, restart, termination, transition, truncation
+
+    class Walk(auto_reset_environment.AutoResetEnvironment):
+        """A walk that terminates at 3 and -3, of at most `LIMIT` steps."""
+
+        observation_spec = action_spec = None  # not called
+        episode = 0
+
+        def observed(self):
+            return np.array([self.position, self.age, self.episode], np.float32)
+
+        def _reset(self):
+            self.position, self.age, self.episode = 0, 0, self.episode + 1
+            return restart(self.observed())
+
+        def _step(self, action):
+            self.position, self.age = self.position + 2 * action - 1, self.age + 1
+            kind = termination if abs(self.position) == 3 else truncation if self.age == LIMIT else transition
+            return kind(float(self.position), self.observed())
+
+    actions = np.random.default_rng(0).integers(0, 2, (LANES, STEPS))
+    rows, truth = [], []
+    for lane in actions:
+        env, bare = Walk(), Walk()
+        now, real = env.reset(), bare.reset().first()
+        for action in lane:
+            names = run("dm_env", env=env, now=now, action=action)
+            now, step = names["new"], bare._step(action) if real else bare._reset()
+            rows.append(names["row"])
+            terminated = real and abs(bare.position) == 3
+            truncated = real and bare.age == LIMIT and not terminated
+            reward = step.reward if real else 0.0
+            truth.append(
+                dict(reward=reward, terminated=terminated, truncated=truncated, next=bare.observed(), real=real)
+            )
+            real = not (terminated or truncated)
+    rows, truth = (
+        jax.tree.map(lambda *x: np.reshape(x, (LANES, STEPS, *np.shape(x[0]))).swapaxes(0, 1), *r)
+        for r in (rows, truth)
+    )
+    check("dm_env", rows, truth, autoreset="next_step")
+    check_wrong("dm_env", rows, truth, "phantom", autoreset="same_step")
+
+
 def ale_py():
     """The rows of `xla()` in a scan, and Python's steps of the same environments."""
     from ale_py.vector_env import AtariVectorEnv
