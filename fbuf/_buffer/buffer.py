@@ -106,7 +106,8 @@ class Buffer(BufferConfig):
         """Return the state of an empty buffer for rows like `example`.
 
         Args:
-          example: One row of one lane: a pytree of arrays, scalars or `jax.ShapeDtypeStruct`s, without leading axes.
+          example: One row of one lane: a pytree of arrays, scalars or `jax.ShapeDtypeStruct`s, without leading axes. Inside
+            `jax.shard_map` the state varies over the axes that it varies over.
         Raises:
           ValueError: the row has no leaves, lacks one that view, storage or `episode_end` names, or has a number out of range.
           TypeError: a leaf is not an array of numbers; or `init` with state on the host is being traced.

@@ -14,7 +14,7 @@ import numpy as np
 
 from fbuf._buffer import checks, convert, prefetch, read, transforms
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, open_host_state
-from fbuf._core import arguments
+from fbuf._core import arguments, control_flow
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
 from fbuf._core.row_format import RowFormat, format_of
 from fbuf._indexing.anchors import CUT
@@ -23,7 +23,7 @@ from fbuf._interfaces.writer import Streaming
 
 def init(buffer: BufferConfig, example: PyTree) -> BufferState:
     """Return the state of an empty buffer, or of a data set: see `Buffer.init`."""
-    call = "Buffer.init"
+    call, varying = "Buffer.init", [leaf for leaf in jax.tree.leaves(example) if isinstance(leaf, jax.Array)]
     example, row_format = stored_example(call, buffer, example)
     with _report_memory(buffer, example):
         state = prefetch.empty_state(buffer, _empty_rows(call, buffer, example), row_format)
@@ -33,7 +33,7 @@ def init(buffer: BufferConfig, example: PyTree) -> BufferState:
             state = dataclasses.replace(state, sampler=open_host_state(buffer, call, state.sampler))
     if buffer.writer.read_only:
         state = transforms.fit_transforms(buffer, state)
-    return validate_transforms(buffer, state)
+    return control_flow.vary_like(validate_transforms(buffer, state), varying)
 
 
 def stored_example(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, RowFormat | None]:

@@ -1,14 +1,17 @@
 """A buffer inside `jax.shard_map(check_vma=True)`."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from tests.support.combinations import BATCH, EXAMPLE, REFUSED, SAMPLERS, VIEWS, make, rows_of
+from tests.support.refusals import raises
 from tests.support.tables import checks, pairwise
 from tests.support.trees import same
 
@@ -56,6 +59,25 @@ def check_values(*combination):
 
 def test_methods_work_inside_shard_map():
     check_types("Deduplicated", "Prioritized", "Transition")
+
+
+@pytest.mark.parametrize("varies", [True, False])
+def test_a_state_made_of_a_row_that_varies_can_be_scanned(varies):
+    buffer = make("Device", "Prioritized", "Transition")
+
+    def local(rows):
+        example = jax.tree.map(lambda x: x[0, 0], rows) if varies else EXAMPLE
+        scan = partial(jax.lax.scan, lambda state, _: (buffer.extend(state, rows), None), length=3)
+        return scan(buffer.init(example))[0]
+
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    if not varies:
+        return raises(
+            TypeError, "applying `jax.lax.pcast", jax.eval_shape, mapped, rows_of(np.random.default_rng(0), 5)
+        )
+    state = jax.jit(mapped)(rows_of(np.random.default_rng(0), 5))
+    assert int(buffer.size(state)) == 3 * 5 * 2
 
 
 VIEW = itertools.cycle(VIEWS)
