@@ -361,7 +361,10 @@ def check_update(
     unknown = [n for n in changed if n not in spec]
     if unknown or not changed:
         what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
-        raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec), 'x')}': x}}.")
+        fix = f"Write {{'{next(iter(spec), 'x')}': x}}."
+        if unknown and (near := [n for n in spec if unknown[0].startswith(f"{n}/0")]):
+            fix = f"Of a list make an array: '{near[0]}': np.asarray(x, dtype)."
+        raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). {fix}")
     ends = *buffer.ends, buffer.view.rule.episode
     for name in (*ends, buffer.sampler.stamp):
         if name in changed:
@@ -373,7 +376,7 @@ def check_update(
         if window and np.shape(leaf) == (*shape, window, *spec[name].shape):
             raise ValueError(
                 f"{call}: leaf '{name}' has shape {list(np.shape(leaf))}, rows of windows, but index names anchors. Pass "
-                f"index=buffer.window_index(state, batch.index)."
+                f"the index that window_index makes of batch.index."
             )
     leaves = arguments.check_rows(
         call, changed, part, jax.tree.structure(changed), shape, ", ".join("BT"[: len(shape)])
@@ -388,7 +391,8 @@ def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array | None
         return None
     lanes = lanes if hasattr(lanes, "dtype") else np.asarray(lanes)
     if lanes.dtype != np.bool_:
-        raise TypeError(f"{call}: lanes is {lanes.dtype}{list(lanes.shape)}; expected bool{list(shape)}.")
+        fix = f" Write np.isin(np.arange({buffer.lanes}), lanes)." if shape and lanes.dtype.kind in "iu" else ""
+        raise TypeError(f"{call}: lanes is {lanes.dtype}{list(lanes.shape)}; expected bool{list(shape)}.{fix}")
     return arguments.check_array(call, "lanes", lanes, shape, "b")
 
 

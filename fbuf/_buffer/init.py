@@ -23,7 +23,7 @@ from fbuf._interfaces.writer import Streaming
 
 def init(buffer: BufferConfig, example: PyTree) -> BufferState:
     """Return the state of an empty buffer, or of a data set: see `Buffer.init`."""
-    call, varying = "Buffer.init", [leaf for leaf in jax.tree.leaves(example) if isinstance(leaf, jax.Array)]
+    call, row = "Buffer.init", example
     example, row_format = stored_example(call, buffer, example)
     with _report_memory(buffer, example):
         state = prefetch.empty_state(buffer, _empty_rows(call, buffer, example), row_format)
@@ -33,7 +33,8 @@ def init(buffer: BufferConfig, example: PyTree) -> BufferState:
             state = dataclasses.replace(state, sampler=open_host_state(buffer, call, state.sampler))
     if buffer.writer.read_only:
         state = transforms.fit_transforms(buffer, state)
-    return control_flow.vary_like(validate_transforms(buffer, state), varying)
+    arrays = [leaf for leaf in jax.tree.leaves(row) if isinstance(leaf, jax.Array)]
+    return control_flow.vary_like(validate_transforms(buffer, state), arrays)
 
 
 def stored_example(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, RowFormat | None]:

@@ -45,7 +45,8 @@ def is_int(value: Any) -> bool:
 def check_int(call: str, name: str, value: Any, least: int = 1, hint: str = "") -> None:
     """Raise unless it is an int from `least`."""
     if not is_int(value) or value < least:
-        raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.")
+        fix = f" Write {int(value)}." if isinstance(value, float) and value.is_integer() and value >= least else ""
+        raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.{fix}")
 
 
 def check_bool(call: str, name: str, value: Any) -> None:
@@ -168,6 +169,10 @@ def check_rows(
     """
     leaves = named_leaves(rows)
     if type(rows) in (list, tuple) and leaves.keys() != spec.keys() and _are_dicts(rows, spec):
+        if not leading:
+            raise TypeError(
+                f"{call}: the row is a {type(rows).__name__}; expected one dict. Add several with `extend`."
+            )
         raise TypeError(
             f"{call}: rows are a {type(rows).__name__} of {len(rows)} dicts; this storage takes one dict of arrays "
             f"[{axes}, ...]. Stack them: jax.tree.map(lambda *x: np.stack(x), *rows); if their shapes differ, use "
@@ -194,7 +199,7 @@ def check_rows(
             leaf = to_pairs(where, leaf, want.dtype)
             got = jax.ShapeDtypeStruct(leaf.shape[:-1], want.dtype)
         if got.dtype != want.dtype:
-            raise wrong_dtype(where, got.dtype, want.dtype)
+            raise wrong_dtype(where, got.dtype, want.dtype, isinstance(leaf, (bool, int, float)))
         if isinstance(leaf, (np.ndarray, np.generic)) and not pairs:
             leaf = narrow(where, name, leaf, want.dtype)
         cut = len(leading)
@@ -225,9 +230,12 @@ def narrowed(call: str, rows: PyTree, spec: Spec) -> PyTree:
         where, want = f"{call}: {_text(name)}", spec.get(name)
         if want is not None and needs_x64(want.dtype):
             return to_pairs(where, leaf, want.dtype)
-        if want is None or not isinstance(leaf, (np.ndarray, np.generic)):
+        if isinstance(leaf, (jax.Array, bool, int, float)):
             return leaf
-        if (got := leaf_spec(leaf).dtype) != want.dtype:
+        if want is None:
+            known = ", ".join(spec) or "one unnamed array"
+            raise ValueError(f"{where} is not in this buffer; expected arrays named as those of the example: {known}.")
+        if (got := leaf_spec(leaf, where).dtype) != want.dtype:
             raise wrong_dtype(where, got, want.dtype)
         return narrow(where, name, leaf, want.dtype)
 
@@ -255,13 +263,17 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
     return " Rows must have the shapes of the example given to `init`."
 
 
-def wrong_dtype(where: str, got: Any, want: Any) -> TypeError:
-    """Return the error for a leaf of another dtype. A cast must not lose the fractions of images in [0, 1]."""
+def wrong_dtype(where: str, got: Any, want: Any, is_number: bool = False) -> TypeError:
+    """Return the error for an array, or a number of Python, of another dtype.
+
+    A cast must not lose the fractions of images in [0, 1].
+    """
     fix = f"Initialise with {got}, or convert the rows before the call."
     if np.dtype(got).kind in "OSTUmM":
         fix = f"Convert it to {want}; text and objects are for storage=fbuf.storages.Ragged()."
     elif want == np.bool_ or _kind(got) <= _kind(want):
-        fix = f"Cast with x.astype(jnp.{want}), or initialise with {got}."
+        cast = f"np.{np.dtype(want).type.__name__}(x)" if is_number else f"x.astype(jnp.{want})"
+        fix = f"Cast with {cast}, or initialise with {got}."
     return TypeError(f"{where} is {got}; this buffer was initialised with {want}. {fix}")
 
 

@@ -156,7 +156,8 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         for name in options:
             if name not in fields:
-                raise TypeError(f"{cls.__name__}: there is no option '{name}'.{did_you_mean(name, fields)}")
+                hint = did_you_mean(name, fields) or _owners(name)
+                raise TypeError(f"{cls.__name__}: there is no option '{name}'.{hint}")
         by_name(self, *args, **options)
 
     made.__init__, made.__hash__, made.__getstate__ = makes or __init__, _cached_hash, _without_hash
@@ -164,6 +165,12 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     if made.__module__.split(".")[0] == "fbuf":
         _save_as(made, name or _qualified(made))
     return made
+
+
+def _owners(option: str) -> str:
+    """Return which components have an option, as a hint; "" if there is none."""
+    owners = [name for name, kind in COMPONENTS.items() if option in (f.name for f in dataclasses.fields(kind))]
+    return f" It is one of {' and '.join(owners)}." if owners else ""
 
 
 @dataclass_transform(frozen_default=True)

@@ -9,6 +9,7 @@ have 64: the store holds them exactly, and inside JAX they are pairs of uint32, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -136,8 +137,17 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
     if hasattr(leaf, "to_tensordict"):  # of tensordict, or a tensorclass of the user's
         raise TypeError(f"{where} is a {type(leaf).__name__}; expected dicts. Use fbuf.torch.from_torch(x.to_dict()).")
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        if not isinstance(leaf.shape, Iterable):
+            raise TypeError(
+                f"{where} is {leaf!r}; expected an array or a number, such as np.float32(0) or space.sample()."
+            )
         shape, dtype = tuple(leaf.shape), leaf.dtype
     else:
+        if dataclasses.is_dataclass(leaf):
+            raise TypeError(
+                f"{where} is a {type(leaf).__name__}, no pytree; expected arrays in dicts. Decorate the class with "
+                f"@jax.tree_util.register_dataclass, or write dataclasses.asdict(x)."
+            )
         array = np.asarray(leaf)
         shape, dtype = array.shape, array.dtype
         if dtype == np.float64 and isinstance(leaf, float):

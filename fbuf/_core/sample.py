@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import jax
 
+from fbuf._core.arguments import did_you_mean
 from fbuf._core.component import state
 from fbuf._core.pytree import PyTree
 
@@ -51,7 +52,8 @@ class _DeferredFields:
                 return fields.setdefault(name, compute(self, name))  # another thread may have been first
             if name in fields:  # another thread computed all
                 return fields[name]
-            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'.", name=name, obj=self)
+            near = did_you_mean(name, self._fields())
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'.{near}", name=name, obj=self)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._fields()})

@@ -750,7 +750,7 @@ class Replay(Closing):
           1
         """
         with self._acquire(notify=self._limiter is not None):
-            self._engine.cut(arguments.to_numbers("Replay.cut", "lanes", lanes, "b"))
+            self._engine.cut(checks.check_lanes("Replay.cut", self.buffer, arguments.to_array(lanes, "lanes")))
 
     @restores_lock
     def clear(self) -> None:

@@ -24,7 +24,8 @@ def test_leaves_of_a_batch_are_in_its_data(form):
     replay = filled()
     for batch, kind in ((replay.sample(4, to=form), "Sample"), (replay.rows(), "Rows")):
         raises(AttributeError, f"{kind} has no attribute 'obs'. Write batch.data..obs...", getattr, batch, "obs")
-        raises(AttributeError, f"{kind} has no attribute 'reward'.", getattr, batch, "reward")
+        raises(AttributeError, f"{kind} has no attribute 'reward'.$", getattr, batch, "reward")
+        raises(AttributeError, "'indices'. Did you mean 'index'", getattr, batch, "indices")
         raises(AttributeError, "lazy: all rows are arrays, in `data`", getattr, batch, "lazy")
         raises(TypeError, rf"{kind}\['obs'\] is not defined.* Write batch.data\['obs'\].", lambda b=batch: b["obs"])
         raises(TypeError, "not iterable", iter, batch)

@@ -78,6 +78,9 @@ LANED.extend(laned, rows(3, 5)) => ValueError has 5 entries on axis 1 of [N, E, 
 LANED.extend(laned, rows(5)) => ValueError 'next/done' has shape [5]; expected [N, E]. | stack their rows along axis 1
 LANED.add(laned, rows()) => ValueError 'next/done' has shape []; expected [E]. | There are 3 lanes: add one row of each
 LANED.extend(laned, rows(3)) => ValueError 'next/done' has shape [3]; expected [N, E]. | with `add`, or | x[None]
+BUFFER.add(state, [rows()]) => TypeError Buffer.add: the row is a list; expected one dict. Add several with `extend`.
+BUFFER.add(state, rows() | {"next": {"done": 0}}) => TypeError is int32; | Cast with np.bool(x), or initialise with int32.
+BUFFER.add(state, rows() | {"reward": 1j}) => TypeError 'reward' is complex64; | Initialise with complex64
 fbuf.Buffer(capacity=4).extend(bare, zeros(2, 4)) => ValueError Buffer.extend: the row has shape [2, 4]; expected [N, 3]
 """
 ARGUMENTS = """
@@ -105,6 +108,7 @@ BUFFER.window_index(state, index(4)) => TypeError Row() makes no windows | Use b
 BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4, 3)}) => ValueError 'reward' has 3 entries on axis 1 | the index has 2
 BUFFER.get(state, zeros(4)) => TypeError Buffer.get: index is float32; expected an Index or int32 slots | batch.index
 BUFFER.update_rows(state, index(4), {"value": zeros(4)}) => ValueError 'value' is not in this buffer | it has: next/done, obs,
+BUFFER.update_rows(state, index(4), {"reward": [0.0] * 4}) => ValueError 'reward/0' is not | array: 'reward': np.asarray(x
 BUFFER.update_rows(state, index(4), {}) => ValueError Buffer.update_rows: no fields are given
 PRIORITIZED.update_rows(prioritized, index(4), {"next": {"done": zeros(4, dtype="bool")}}) => ValueError
     Buffer.update_rows: leaf 'next/done' ends episodes | Leave it out
@@ -127,8 +131,12 @@ def states():
 ROW = row_with(np.zeros(2, np.uint8))
 STEPS = fbuf.Buffer(8, view=fbuf.views.Transition(autoreset="same_step"))
 Unhashable = type("Unhashable", (Uniform,), {"__hash__": None})
+Space = type("Space", (), {"shape": None, "dtype": None})  # of Gymnasium: Dict, Tuple and Text have no shape
+Unregistered = dataclasses.make_dataclass("Unregistered", ["obs"])
 CONFIGURATIONS = """
 fbuf.Buffer(capacity=0) => ValueError Buffer: capacity is 0; expected an int >= 1
+fbuf.Buffer(capacity=1e6) => ValueError Buffer: capacity is 1000000.0; expected an int >= 1. Write 1000000.
+fbuf.Buffer(capacity=-1.0) => ValueError Buffer: capacity is -1.0; expected an int >= 1.
 fbuf.Buffer(capacity=2**31) => ValueError expected less than 2^31 - 2^24 (slots are int32)
 fbuf.Buffer(capacity=12, lanes=0) => ValueError Buffer: lanes is 0; expected an int >= 1, or None
 fbuf.Buffer(capacity=100, lanes=8) => ValueError Buffer: capacity is 100, not a multiple of lanes=8. Use capacity=96 or 104.
@@ -148,6 +156,8 @@ Transition(gamma=1.5) => ValueError Transition: gamma is 1.5; expected a number 
 Transition(pad="edge") => ValueError Transition: pad is 'edge'; expected "zero" or "repeat"
 Transition(autoreset="nextstep") => ValueError expected "same_step" or "next_step". Did you mean 'next_step'?
 Transition(autorest="next_step") => TypeError Transition: there is no option 'autorest'. Did you mean 'autoreset'?
+fbuf.Buffer(10, alpha=0.6) => TypeError no option 'alpha'. It is one of fbuf.samplers.Prioritized and fbuf.samplers.Ranked.
+fbuf.Buffer(10, n_step=3) => TypeError Buffer: there is no option 'n_step'. It is one of fbuf.views.Transition.
 fbuf.prioritized(10, lane=2) => TypeError Buffer: there is no option 'lane'. Did you mean 'lanes'?
 fbuf.samplers.Prioritized(normalize="bach") => ValueError expected "batch", "buffer" or None. Did you mean 'batch'?
 fbuf.storages.Host(on_expired=["mask"]) => ValueError Host: on_expired is ['mask']; expected "raise" or "mask".
@@ -166,6 +176,9 @@ Deduplicated(on_full="grow") => ValueError on_full is 'grow'; expected "retire"
 EXAMPLES = """
 BUFFER.init({}) => ValueError Buffer.init: the example has no leaves; expected one row
 BUFFER.init({"a": KEY}) => TypeError leaf 'a' is a typed PRNG key. Store jax
+BUFFER.init({"a": np.float32}) => TypeError leaf 'a' is <class 'numpy.float32'>; expected an array or a number, such as np
+BUFFER.init({"a": Space()}) => TypeError leaf 'a' is | expected an array or a number | space.sample()
+BUFFER.init(Unregistered(np.zeros(3))) => TypeError is a Unregistered, no pytree; | register_dataclass | asdict(x)
 BUFFER.init({"a": np.array("text")}) => TypeError Buffer.init: leaf 'a' is <U4; expected numbers or booleans
 fbuf.Replay({"a": 1}, BUFFER) => TypeError The order is Replay(buffer, example)
 fbuf.Buffer(8, storage=Compressed(keys=())).init(ROW) => ValueError keys is empty
@@ -186,6 +199,8 @@ Sequence(2, episode_end=(), episode=3) => TypeError fbuf: the name of a leaf is 
 BUFFER.can_add(BUFFER.init(EXAMPLE), 2.7) => TypeError Buffer.can_add: n is float32; expected an integer array of shape []
 BUFFER.can_add(BUFFER.init(EXAMPLE), -1) => ValueError Buffer.can_add: n is -1; expected rows >= 0
 fbuf.Replay(BUFFER, BUFFER.init(EXAMPLE)) => TypeError write replay = Replay(buffer, row); replay.state = state.
+fbuf.Replay(BUFFER, EXAMPLE).extend("rows") => ValueError Replay.extend: the row is not in this buffer; | next/done, obs
+fbuf.Replay(LANED, EXAMPLE).cut([0]) => TypeError lanes is int64[1]; expected bool[3]. Write np.isin(np.arange(3), lanes).
 fbuf.Replay(BUFFER, EXAMPLE).batches() => TypeError Replay.batches: batch_size is missing. Write batches(batch_size)
 BUFFER.init({"a": 1, 0: 2}) => TypeError a dict has keys of several types; expected strings
 """

@@ -222,6 +222,21 @@ def test_priorities_that_float32_does_not_hold_are_infinite_and_no_integer_wraps
         raises(ValueError, said, strict.extend, {"t": np.arange(4)}, priority=values)
 
 
+class Frames:
+    """As Gymnasium's LazyFrames."""
+
+    shape, dtype = (2, 4), np.dtype(np.float32)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.ones(self.shape, self.dtype)
+
+
+def test_arrays_of_other_libraries_are_stored():
+    replay = fbuf.Replay(BUFFER, {"x": np.zeros(4, np.float32)})
+    replay.extend({"x": Frames()})
+    same(replay.rows(last=2).data["x"], Frames().__array__())
+
+
 def test_priorities_and_masks_of_objects_are_refused():
     replay = fbuf.Replay(fbuf.prioritized(16), {"t": 0.0})
     index, objects, t = replay.extend({"t": np.zeros(4)}), np.array([None] * 4), {"t": np.zeros(4)}

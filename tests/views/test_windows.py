@@ -221,7 +221,7 @@ update((8,), np.ones(8, bool)) => ValueError
 update((4, 8)) => ValueError td_error has shape [4, 8]; expected [8, 4] | Time comes second: x.swapaxes(0, 1)
 update((3, 8), np.ones((3, 8), bool)) => ValueError td_error has shape [3, 8]; expected [8, 3]
 buffer.update_rows(state, index, {"id": np.ones((8, 4), np.int32)}) => ValueError
-    leaf 'id' has shape [8, 4], rows of windows, but index names anchors | Pass index=buffer.window_index(state, batch.index)
+    leaf 'id' has shape [8, 4], rows of windows, but index names anchors | Pass the index that window_index makes of batch.index
 update((8, 5)) => ValueError td_error has shape [8, 5]; expected | makes windows of 4 rows
 row.update_priority(held, index, np.ones((8, 4)), mask=np.ones((8, 4), bool)) => ValueError
     expected [B] without mask: Row() makes no windows
