@@ -197,7 +197,7 @@ class Buffer(BufferConfig):
           mask: bool[N] (with lanes `[N, E]`): rows where it is False are skipped and take no space.
         Raises:
           ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf. In a
-            jitted function of yours JAX narrows NumPy arguments first, without an error.
+            jitted function of yours JAX narrows NumPy arguments first, and may misread another byte order, without an error.
           OSError: (eager) a storage could not write rows. The state with those that it wrote is `error.result`.
           StoreCorrupted: (eager) likewise, because a file of the storage was cut short.
         Cost: O(N) if the state is donated; otherwise a copy of the buffer.

@@ -173,6 +173,8 @@ def spec_of(example: PyTree, exact: Sequence[str] = ()) -> dict[str, jax.ShapeDt
     check_nesting(leaves)
     for name, leaf in leaves.items():
         where = f"fbuf: leaf '{name}'"
+        if isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.isnative:
+            leaf = leaf.astype(leaf.dtype.newbyteorder("="))
         spec[name] = leaf_spec(leaf, where)
         if needs_x64(getattr(leaf, "dtype", None)) and is_under(name, exact):
             spec[name] = jax.ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype)
@@ -251,13 +253,13 @@ def to_pairs(where: str, values: Any, dtype: Any) -> Any:
     """
     if isinstance(values, jax.Array) and values.dtype == np.uint32 and values.shape[-1:] == (2,):
         return values
-    if not isinstance(values, (np.ndarray, np.generic)) or values.dtype != dtype:
+    if not isinstance(values, (np.ndarray, np.generic)) or not np.can_cast(values.dtype, dtype, "equiv"):
         kind = str(getattr(values, "dtype", type(values).__name__)) + " of JAX" * isinstance(values, jax.Array)
         raise TypeError(
             f"{where} is {kind}; this buffer keeps {dtype} on the host, which JAX cannot hold while jax_enable_x64 is off. "
             f"Pass NumPy arrays outside jit: np.asarray(x, np.{dtype})."
         )
-    return np.asarray(values, order="C")[..., None].view(np.uint32)
+    return np.asarray(values, dtype, order="C")[..., None].view(np.uint32)
 
 
 def exact(call: str, spec: Mapping[str, jax.ShapeDtypeStruct], data: Any) -> Any:

@@ -138,6 +138,30 @@ def test_arrays_in_any_byte_order_are_stored(order):
             raises(ValueError, r"leaf 'id' is 1099511627776, which int32 cannot hold", by, "extend", wrong)
 
 
+@pytest.mark.parametrize("order", ["i8", ">i8"])
+def test_leaves_of_64_bits_on_the_host_are_exact_in_any_byte_order(order):
+    host, many = fbuf.Buffer(4, storage=fbuf.storages.Host(keys=("id",))), np.array([2**40, 7], order)
+    state = host.extend(host.init({"id": many[0:1].reshape(())}), {"id": many})
+    assert host.rows(state, last=2).data["id"].tolist() == [2**40, 7]
+    mixture, index = fbuf.Mixture({"a": host}), fbuf.Index([0, 1], [1, 1], source=[0, 0])
+    states = mixture.update_rows({"a": state}, index, {"id": many + 1}, mask=[True, False])
+    assert host.rows(states["a"], last=2).data["id"].tolist() == [2**40 + 1, 7]
+
+
+def test_mixtures_narrow_nothing_unchecked():
+    buffer = fbuf.prioritized(4)
+    mixture, index = fbuf.Mixture({"a": buffer}), fbuf.Index([0, 1], [1, 1], source=[0, 0])
+    states = {"a": buffer.extend(buffer.init({"id": 0}), {"id": np.arange(2)})}
+    far = {"id": np.full(2, 2**40)}
+    raises(ValueError, "Mixture.update_rows: leaf 'id' is 1099511627776", mixture.update_rows, states, index, far)
+    mixture.update_rows(states, index, {"id": np.arange(2, dtype=np.int32)})  # JAX would read other bytes alike
+    states = mixture.update_rows(states, index, {"id": np.arange(2).astype(">i4")})
+    states = mixture.update_priority(states, index, np.array([2**40, 3]))
+    assert buffer.rows(states["a"], last=2).data["id"].tolist() == [0, 1]
+    np.testing.assert_allclose(buffer.priorities(states["a"])[:2], [2**40, 3], rtol=1e-5)
+    raises(TypeError, "td_error is object", mixture.update_priority, states, index, np.array([None, 1.0]))
+
+
 def test_slots_of_64_bits_never_wrap_to_other_rows():
     buffer, slot, generation = fbuf.prioritized(16), np.arange(2), np.ones(2, np.uint32)
     with jax.enable_x64(True):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fbuf._buffer import checks as _buffer_checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import check_kind, narrowed
 from fbuf._core.component import component
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree
@@ -191,7 +192,8 @@ class Mixture(MixtureConfig):
         if not any(draw.buffer_of(buffer).sampler.prioritized for _, buffer in self.members):
             raise TypeError(f"{call}: no buffer has priorities. Use sampler=fbuf.samplers.Prioritized().")
         _buffer_checks.check_eta(call, eta)
-        td_error, eta = jnp.asarray(td_error), jnp.asarray(eta, jnp.float32)
+        td_error, eta = check_kind(call, "td_error", td_error, "fi"), jnp.asarray(eta, jnp.float32)
+        mask = None if mask is None else check_kind(call, "mask", mask, "b")
         return self._run(draw.update_priority, states, index, td_error, mask, eta)[0]
 
     def update_rows(self, states: States, index: Index, fields: PyTree, *, mask: Any = None) -> dict[str, Any]:
@@ -213,7 +215,14 @@ class Mixture(MixtureConfig):
           >>> buffer.rows(states["one"], last=1).data["t"].tolist()
           [107]
         """
-        index = self._checked_index("Mixture.update_rows", states, index, (1, 2))
+        call = "Mixture.update_rows"
+        index = self._checked_index(call, states, index, (1, 2))
+        mask = None if mask is None else check_kind(call, "mask", mask, "b")
+        for name, buffer in ((name, draw.buffer_of(buffer)) for name, buffer in self.members):
+            if not buffer.writer.read_only:
+                state = states[name] if self._sharded is None else states[name].shards
+                fields = narrowed(call, fields, buffer.storage.spec(state.rows)[0])
+                break
         return self._run(draw.update_rows, states, index, fields, mask)[0]
 
     def window_index(self, states: States, index: Index) -> Index:
