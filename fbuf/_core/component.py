@@ -128,7 +128,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     """
     if cls is None:
         return functools.partial(component, name=name)
-    checks, makes = cls.__dict__.get("__post_init__"), cls.__dict__.get("__init__")
+    checks, makes = getattr(cls, "__post_init__", None), cls.__dict__.get("__init__")
 
     def __post_init__(self: Any) -> None:
         for name, (known, optional) in choices.items():

@@ -95,7 +95,7 @@ class PrioritySampler(LogSampler):
         # Scalars of the state only: reading a tree here would make a later write in the same step copy it.
         return {"max_priority": sampler.max_priority, "alpha": sampler.alpha, "beta": sampler.beta}
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         """Convert numbers to Python floats and raise ValueError for an invalid field."""
         values, kind = vars(self), type(self).__name__
         for name in self.annealed:

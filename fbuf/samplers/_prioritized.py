@@ -242,7 +242,7 @@ class Prioritized(PrioritySampler):
     annealed = ("alpha", "beta", "eps", "uniform")
 
     def __post_init__(self) -> None:
-        self._check()
+        super().__post_init__()
         for name in ("replace", "uniform", "largest") if self.on == "host" else ():
             value, default = getattr(self, name), getattr(type(self), name)
             if value != default:

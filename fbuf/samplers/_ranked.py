@@ -92,9 +92,6 @@ class Ranked(PrioritySampler):
     moves = True
     annealed = ("alpha", "beta", "uniform")
 
-    def __post_init__(self) -> None:
-        self._check()
-
     def init(self, geometry: Geometry, dense: bool) -> RankedState:
         return RankedState(
             ranks=rank_buckets.init(geometry.capacity),

@@ -74,7 +74,7 @@ class Compressed(HostStorage):
     sync: float | None = None
 
     def __post_init__(self) -> None:
-        self._check()
+        super().__post_init__()
         check_int("Compressed", "cache", self.cache, 0, " of bytes")
         if not isinstance(self.stacks, bool):
             raise TypeError(f"Compressed: stacks is {self.stacks!r}; expected True or False. Write stacks=False.")

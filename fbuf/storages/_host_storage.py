@@ -120,7 +120,7 @@ def plan_disk(
 
 
 class HostStorage(HostRows):
-    """The base class of `Compressed`, `Host` and similar storages; they have these fields and call `_check` on construction."""
+    """The base class of `Compressed`, `Host` and similar storages, which have these fields."""
 
     slack: int | None
 
@@ -148,7 +148,7 @@ class HostStorage(HostRows):
     def row_by_row(self) -> bool:
         return not self.in_files  # rows in files must outlive the process
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         name = type(self).__name__
         if isinstance(self.keys, str) or not (self.keys is None or isinstance(self.keys, Iterable)):
             fix = f" Write keys=({self.keys!r},)." if isinstance(self.keys, str) else ""
@@ -286,9 +286,6 @@ class Host(HostStorage):
     slack: int | None = None
     on_expired: Literal["raise", "mask"] = "raise"
 
-    def __post_init__(self) -> None:
-        self._check()
-
 
 @component
 class Memmap(HostStorage):
@@ -329,8 +326,5 @@ class Memmap(HostStorage):
     slack: int | None = None
     on_expired: Literal["raise", "mask"] = "raise"
     sync: float | None = None
-
-    def __post_init__(self) -> None:
-        self._check()
 
     in_files = True

@@ -93,7 +93,7 @@ class Ragged(HostStorage):
     on_expired: Literal["raise", "mask"] = "raise"
 
     def __post_init__(self) -> None:
-        self._check()
+        super().__post_init__()
         if isinstance(self.codec, type):
             name = self.codec.__name__
             raise TypeError(f"Ragged: codec is the class {name}; expected a value. Write {name}().")
