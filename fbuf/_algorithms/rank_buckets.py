@@ -21,7 +21,7 @@ from fbuf._algorithms import random, sum_tree
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.slots import Geometry, Ranges
+from fbuf._core.slots import Geometry, Ranges, where_written
 
 BUCKETS = 512
 _LOWEST = (127 - 32) * 8  # 2^-32: exponent and three bits of mantissa of a float32
@@ -101,8 +101,7 @@ def set(ranks: Ranks, slot: jax.Array, bucket: jax.Array, capacity: int, token: 
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(capacity)) & keep_last(slot)
     token, old = order_after_reads(token, get(ranks, jnp.where(keep, slot, jnp.int32(0))))
     changed = keep & (old != bucket)
-    nowhere = jnp.int32(ranks.bucket.shape[0]) + jnp.arange(slot.shape[0], dtype=jnp.int32)
-    at = jnp.where(changed, slot, nowhere) + token
+    at = where_written(changed, slot, ranks.bucket.shape[0]) + token
     both = jnp.concatenate([jnp.where(changed, old, jnp.int32(0)), jnp.where(changed, bucket, jnp.int32(0))])
     more = jnp.concatenate([jnp.full_like(old, -1), jnp.full_like(old, 1)])
     known = both > jnp.int32(0)

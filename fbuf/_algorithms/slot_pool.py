@@ -16,7 +16,7 @@ from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.slot_remap import SlotJoin, SlotRemap
-from fbuf._core.slots import Geometry, Ranges
+from fbuf._core.slots import Geometry, Ranges, where_written
 
 
 @state
@@ -89,7 +89,7 @@ def remove(pool: SlotPool, place: jax.Array, mask: jax.Array, token: jax.Array) 
     # The pool shrinks by its last places; slots kept there move into the holes before them.
     tail = left + ahead
     inside = tail < pool.number
-    at = jnp.where(mask & (place >= left), place - left, jnp.int32(size) + ahead)
+    at = where_written(mask & (place >= left), place - left, size)
     removed = jnp.zeros((size,), bool).at[at].set(True, mode="drop", unique_indices=True)
     mover, hole = inside & ~removed, mask & (place < left)
     removed_slot = pool.slot.at[jnp.clip(place, 0, capacity - 1)].get(mode="promise_in_bounds")
@@ -127,11 +127,11 @@ def draw(pool: SlotPool, key: jax.Array, batch_size: int) -> jax.Array:
 def _compact(values: jax.Array, mask: jax.Array, size: int) -> jax.Array:
     """Move the values where `mask` to the front, in order, int32[size]."""
     rank = jnp.cumsum(mask, dtype=jnp.int32) - jnp.int32(1)
-    at = jnp.where(mask, rank, jnp.int32(size) + jnp.arange(size, dtype=jnp.int32))
+    at = where_written(mask, rank, size)
     return jnp.zeros((size,), jnp.int32).at[at].set(values, mode="drop", unique_indices=True)
 
 
 def put(array: jax.Array, at: jax.Array, values: jax.Array, mask: jax.Array, token: jax.Array) -> jax.Array:
     """Write values int32[A] at distinct indices where `mask`."""
-    nowhere = jnp.int32(array.shape[0]) + jnp.arange(at.shape[0], dtype=jnp.int32)
-    return array.at[jnp.where(mask, at, nowhere) + token].set(values, mode="drop", unique_indices=True)
+    at = where_written(mask, at, array.shape[0]) + token
+    return array.at[at].set(values, mode="drop", unique_indices=True)

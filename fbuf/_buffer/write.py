@@ -303,8 +303,7 @@ def update_rows(
     if axes > 1:  # `window_index` read flags
         token, fresh = order_after_reads(token, fresh)
     wanted = jnp.where(fresh, index.slot, capacity)
-    order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
-    slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
+    slot = _slots.where_written(fresh & keep_last(wanted), wanted, buffer.capacity)
     rows, no_room = jax.named_scope("write")(buffer.storage.update)(state.rows, slot, leaves, token)
     counters = _state.count_up(
         state,

@@ -135,9 +135,22 @@ def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skip
     slot = slot_at(geometry, position)
     if keep is not None:
         written = keep & (rank >= (count - jnp.int32(length))[None, :])
-        nowhere = jnp.arange(num * lanes, dtype=jnp.int32).reshape(num, lanes) + jnp.int32(geometry.capacity)
-        slot = jnp.where(written, slot, nowhere)
+        slot = where_written(written, slot, geometry.capacity)
     return Placement(slot, rank, count, advance(ring, geometry, count))
+
+
+def where_written(written: jax.Array, slot: jax.Array, capacity: int) -> jax.Array:
+    """Return `slot` where `written`, and elsewhere distinct slots out of range, where a scatter drops what it would write."""
+    nowhere = jnp.arange(written.size, dtype=jnp.int32).reshape(written.shape) + jnp.int32(capacity)
+    return jnp.where(written, slot, nowhere)
+
+
+def put_in_queues(
+    queues: jax.Array, geometry: Geometry, place: jax.Array, values: jax.Array, mask: jax.Array, token: jax.Array
+) -> jax.Array:
+    """Write int32[A, E] to distinct places [A, E] of each lane where `mask`; place p of lane e is element p * E + e."""
+    at = where_written(mask, slot_at(geometry, place), geometry.capacity).reshape(-1) + token
+    return queues.at[at].set(values.reshape(-1), mode="drop", unique_indices=True)
 
 
 def advance(ring: Ring, geometry: Geometry, count: jax.Array) -> Ring:
@@ -280,8 +293,7 @@ def _write_flat(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array
     """Write the elements of rows one by one: windows of them become a loop over the rows on a TPU."""
     number, elements = values.shape
     capacity = array.shape[0] // elements
-    beyond = jnp.int32(capacity) + jnp.arange(number, dtype=jnp.int32)
-    row = jnp.where((at >= jnp.int32(0)) & (at < jnp.int32(capacity)), at, beyond)
+    row = where_written((at >= jnp.int32(0)) & (at < jnp.int32(capacity)), at, capacity)
     element = row[:, None] * jnp.int32(elements) + jnp.arange(elements, dtype=jnp.int32)[None, :]
     single = lax.ScatterDimensionNumbers((), (0,), (0,))
     return _scatter(array, element.reshape(-1), values.reshape(-1), single)

@@ -20,7 +20,7 @@ from fbuf._algorithms.random import randint_below
 from fbuf._core.component import state
 from fbuf._core.control_flow import number_up_to
 from fbuf._core.slot_remap import SlotJoin, SlotRemap
-from fbuf._core.slots import Geometry, Ranges, modulo, of_lane, slot_at, zeros
+from fbuf._core.slots import Geometry, Ranges, modulo, of_lane, put_in_queues, slot_at, zeros
 from fbuf._indexing.anchors import nth_by_count
 from fbuf._interfaces.sampler import AnchorChange, AnchorSet
 
@@ -59,7 +59,7 @@ def apply(log: Q, change: AnchorChange, geometry: Geometry, token: Array) -> Q:
     count = log.count - jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
     rank = jnp.cumsum(change.open_mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
     place = modulo((head + count)[None, :] + rank, geometry.length)
-    slot = _put(log.slot, place, change.open_slot, change.open_mask, geometry, token)
+    slot = put_in_queues(log.slot, geometry, place, change.open_slot, change.open_mask, token)
     return AnchorQueue(slot, head, count + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32))
 
 
@@ -137,8 +137,8 @@ def apply_episodes(episodes: EpisodeQueue, change: AnchorChange, geometry: Geome
     place = ((log.head + log.count - opened)[None, :] + rank) % length
     return EpisodeQueue(
         log=log,
-        number=_put(episodes.number, place, number, mask, geometry, token),
-        begin=_put(episodes.begin, number, place, first, geometry, token),
+        number=put_in_queues(episodes.number, geometry, place, number, mask, token),
+        begin=put_in_queues(episodes.begin, geometry, number, place, first, token),
         last=number[-1],
         name=latest,
     )
@@ -249,10 +249,3 @@ def lane_and_rank(count: Array, nth: Array) -> tuple[Array, Array]:
     lane = number_up_to(end, nth)
     lane = jnp.minimum(lane, jnp.int32(count.shape[0] - 1))
     return lane, nth - (end[lane] - count[lane])
-
-
-def _put(log: Array, place: Array, values: Array, mask: Array, geometry: Geometry, token: Array) -> Array:
-    """Write int32[A, E] to distinct places [A, E] of each lane where `mask`."""
-    nowhere = jnp.arange(values.size, dtype=jnp.int32).reshape(values.shape) + jnp.int32(geometry.capacity)
-    at = jnp.where(mask, slot_at(geometry, place), nowhere).reshape(-1) + token
-    return log.at[at].set(values.reshape(-1), mode="drop", unique_indices=True)

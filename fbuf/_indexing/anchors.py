@@ -23,7 +23,7 @@ from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import computed_once, number_up_to, order_after_reads
 from fbuf._core.pytree import Spec
-from fbuf._core.slots import Geometry, Ranges, Ring, by_age, expand, slot_at, zeros
+from fbuf._core.slots import Geometry, Ranges, Ring, by_age, expand, put_in_queues, where_written, zeros
 from fbuf._interfaces.sampler import AnchorChange, EpisodeStarts, Sampler
 from fbuf._interfaces.view import AnchorRule
 
@@ -465,8 +465,7 @@ def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: Array, to
     newest = anchors.tail_flags[-1]
     after = _cut(newest, cut, anchors.rule.reset_rows)
     slot = by_age(ring, geometry, ring.size[None, :] - 1)[0]
-    nowhere = geometry.capacity + jnp.arange(geometry.lanes, dtype=jnp.int32)
-    at = jnp.where(after != newest, slot, nowhere) + token
+    at = where_written(after != newest, slot, geometry.capacity) + token
     flags = anchors.flags.at[at].add(after - newest, mode="drop", unique_indices=True)
     return dataclasses.replace(anchors, flags=flags, tail_flags=anchors.tail_flags.at[-1].set(after))
 
@@ -538,11 +537,9 @@ def _update_starts(
     lost = jnp.sum(overwritten, axis=0, dtype=jnp.int32)
     head, count = (starts.head + lost) % length, starts.count - lost
     entry = (head + count)[None, :] + jnp.cumsum(new, axis=0, dtype=jnp.int32) - 1
-    nowhere = geometry.capacity + jnp.arange(new.size, dtype=jnp.int32).reshape(new.shape)
-    at = jnp.where(new, slot_at(geometry, entry % length), nowhere).reshape(-1) + token
     value = ((ring.cursor - ring.size)[None, :] + age) % length
     return EpisodeStarts(
-        position=starts.position.at[at].set(value.reshape(-1), mode="drop", unique_indices=True),
+        position=put_in_queues(starts.position, geometry, entry % length, value, new, token),
         head=head,
         count=count + jnp.sum(new, axis=0, dtype=jnp.int32),
     )

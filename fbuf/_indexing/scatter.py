@@ -21,7 +21,7 @@ from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import any_unbatched
 from fbuf._core.pytree import Leaves, Spec
-from fbuf._core.slots import Geometry, Ring, next_lap
+from fbuf._core.slots import Geometry, Ring, next_lap, where_written
 from fbuf._interfaces.writer import Scattering
 
 
@@ -81,7 +81,6 @@ def choose(
     final = (wanted < capacity) & control_flow.cond(
         any_unbatched(inside), last, lambda w: jnp.zeros(w.shape, bool), wanted
     )
-    order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     named = jnp.where(final & (wanted >= before), wanted, capacity)
     filled = control_flow.cond(
         any_unbatched(before < capacity),
@@ -92,8 +91,7 @@ def choose(
         capacity,
     )
     taken = final & (wanted < before + filled)
-    nowhere = capacity + order
-    slot = jnp.where(taken, wanted, nowhere)
+    slot = where_written(taken, wanted, geometry.capacity)
     return Choice(slot.reshape(shape), filled, writer_state, jnp.sum(final & ~taken, dtype=jnp.uint32))
 
 

@@ -24,7 +24,7 @@ from fbuf._core import control_flow
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.pytree import Leaves, PyTree, named_leaves
-from fbuf._core.slots import Geometry, Ranges, read_rows, write_rows
+from fbuf._core.slots import Geometry, Ranges, read_rows, where_written, write_rows
 from fbuf._core.text_table import WHOLE, spec_text
 from fbuf._interfaces.storage import Read
 
@@ -174,8 +174,7 @@ def update(rows: DeduplicatedRows, slot: Array, leaves: Leaves, token: Array) ->
         order = _starts(number, size)[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
         order = jnp.minimum(order, jnp.int32(number - size) + jnp.arange(size, dtype=jnp.int32)[None, :])
         accepted = jnp.zeros((number,), bool).at[order.reshape(-1)].max(fine.reshape(-1))
-    nowhere = jnp.int32(capacity(rows)) + jnp.arange(number, dtype=jnp.int32)
-    at = jnp.where(accepted, slot, nowhere)
+    at = where_written(accepted, slot, capacity(rows))
     arrays = write_rows(named_leaves(rows.tree), at, _without_cuts(leaves, cuts), token)
     return with_leaves(rows, arrays), jnp.sum(inside & ~accepted, dtype=jnp.uint32) if cuts else None
 
@@ -401,8 +400,7 @@ def _write_chunk(
         accept = accept & jnp.all(coded[cut.name].ids != jnp.int32(0), axis=1)
     rows, token = _count_references(rows, rows.cuts, coded, accept, token)
     arrays = named_leaves(rows.tree)
-    nowhere = jnp.int32(capacity(rows)) + jnp.arange(number, dtype=jnp.int32)
-    at = jnp.where(keep, slot, nowhere)
+    at = where_written(keep, slot, capacity(rows))
     step = jnp.arange(number // lanes, dtype=jnp.int32)[:, None]
     newest = jnp.max(jnp.where(keep.reshape(-1, lanes), step, jnp.int32(-1)), axis=0)
     from_row = jnp.maximum(newest, jnp.int32(0)) * jnp.int32(lanes) + jnp.arange(lanes, dtype=jnp.int32)
@@ -434,7 +432,6 @@ def _update_chunk(
     rows, token = _count_references(rows, cuts, coded, accept, token)
     rows, token = _release(rows, slot, token, only=accept, names={cut.name for cut in cuts})
     arrays = named_leaves(rows.tree)
-    nowhere = jnp.int32(capacity(rows)) + jnp.arange(slot.shape[0], dtype=jnp.int32)
-    at = jnp.where(accept, slot, nowhere)
+    at = where_written(accept, slot, capacity(rows))
     arrays = write_rows(arrays, at, {name: made.ids for name, made in coded.items()}, token)
     return with_leaves(rows, arrays), token, accept
