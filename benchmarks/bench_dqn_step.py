@@ -173,7 +173,7 @@ def _without_replay(held: int, rows: dict[str, np.ndarray], config: Any) -> Call
     buffer, replay = _filled(_dqn.make_buffer(fbuf.storages.Device(), held), rows)
     batch = jax.jit(lambda replay: buffer.peek(replay, jax.random.key(2), _dqn.BATCH_SIZE))(replay)
     learner = _dqn.init_learner(jax.random.key(0), config)
-    learn = _dqn.make_learn(config)
+    learn = jax.jit(lambda learner, batch: _dqn.learn(config, learner, batch), donate_argnums=0)
 
     def take() -> Any:
         nonlocal learner

@@ -196,8 +196,3 @@ def make_step(
         return learner, replay, metrics
 
     return jax.jit(step, donate_argnums=(0, 1))
-
-
-def make_learn(config: Config) -> Callable[[Learner, fbuf.Sample], tuple[Learner, jax.Array, Metrics]]:
-    """Return the step without its replay methods, on a given batch: the baseline of the replay's share."""
-    return jax.jit(lambda learner, batch: learn(config, learner, batch), donate_argnums=0)

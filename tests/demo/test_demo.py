@@ -173,7 +173,7 @@ def test_the_network_acts_on_the_stacks_it_learns_from():
 def test_the_target_network_follows_every_period(runs):
     batch = jax.tree.map(jnp.asarray, runs["device"].batch)
     config = _dqn.Config(3, target_period=2)
-    learn = _dqn.make_learn(config)
+    learn = jax.jit(lambda learner, batch: _dqn.learn(config, learner, batch), donate_argnums=0)
     learner = _dqn.init_learner(jax.random.key(0), config)
     first = jax.tree.map(np.array, learner.params)
     learner, _, _ = learn(learner, batch)
