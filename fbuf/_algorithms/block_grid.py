@@ -80,11 +80,6 @@ def frame_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int, bool]:
     return int(np.prod(shape[:-2], dtype=np.int64)), shape[-2], shape[-1], 1, False
 
 
-def element_bytes(dtype: np.dtype) -> int:
-    """Return the bytes of an element as it is moved: booleans and sub-byte integers take one."""
-    return max(1, jnp.dtype(dtype).itemsize)
-
-
 def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
     """Return the grid of a leaf under blocks of `(h, w)` pixels, or of the default size.
 
@@ -92,7 +87,7 @@ def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
       ValueError: `w` pixels do not fill whole 32-bit words; the message names the next width that does.
     """
     frames, height, width, channels, last = frame_shape(tuple(leaf.shape))
-    size = element_bytes(leaf.dtype)
+    size = leaf.dtype.itemsize  # 1 of booleans and of sub-byte numbers
     line, pixel, planes = width * channels * size, channels * size, 1 if last else max(1, 4 // size)
     scale = 1
     while True:
@@ -215,7 +210,7 @@ def to_bits(values: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(values.astype(jnp.int8), jnp.uint8)
     if dtype.name.startswith("float4"):
         return lax.bitcast_convert_type(values, jnp.uint4).astype(jnp.uint8)
-    return lax.bitcast_convert_type(values, jnp.dtype(f"uint{8 * element_bytes(dtype)}"))
+    return lax.bitcast_convert_type(values, jnp.dtype(f"uint{8 * dtype.itemsize}"))
 
 
 def _from_bits(bits: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:

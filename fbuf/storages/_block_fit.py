@@ -91,7 +91,7 @@ def choose(
     tables: dict[int, list[tuple[list[str], float, int]]] = {}
     for members, wanted in _group_leaves(spec, block):
         _, height, width, channels, _ = block_grid.frame_shape(spec[members[0]].shape)
-        pixel = channels * block_grid.element_bytes(spec[members[0]].dtype)
+        pixel = channels * spec[members[0]].dtype.itemsize
         tried = [wanted] if wanted is not None else block_stats.candidates(height, width, pixel)
         grids = [{name: block_grid.grid(spec[name], pixels) for name in members} for pixels in tried]
         cuts = [(grid[members[0]].rows, grid[members[0]].words) for grid in grids]
@@ -115,7 +115,7 @@ def _group_leaves(spec: Spec, block: Blocks) -> list[tuple[list[str], BlockSize 
     frames: dict[Any, dict[BlockSize | None, list[str]]] = {}
     for name, size in block.items():
         leaf = spec[name]
-        kind = (*block_grid.frame_shape(leaf.shape)[1:], block_grid.element_bytes(leaf.dtype))
+        kind = (*block_grid.frame_shape(leaf.shape)[1:], leaf.dtype.itemsize)
         frames.setdefault(kind, {}).setdefault(size, []).append(name)
     groups: list[tuple[list[str], BlockSize | None]] = []
     for by_block in frames.values():

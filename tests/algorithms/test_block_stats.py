@@ -81,7 +81,7 @@ COUNTED = [("uint8", (10, 8, 3)), ("bool", (17,)), ("float32", (7, 9)), ("int4",
 def test_counts_are_those_of_the_blocks_that_are_cut(dtype, shape):
     rows = sparse(shape, 40, jnp.dtype(dtype))
     leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    wide = block_grid.element_bytes(leaf.dtype) * block_grid.frame_shape(shape)[3]
+    wide = leaf.dtype.itemsize * block_grid.frame_shape(shape)[3]
     unit = 4 // math.gcd(4, wide)
     grids = [block_grid.grid(leaf, (h, unit * w)) for h in (1, 2, 5) for w in (1, 2)]
     cuts = [(grid.rows, grid.words) for grid in grids]
