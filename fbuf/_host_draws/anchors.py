@@ -48,12 +48,13 @@ class HostAnchors:
 
     def follow(self, state: BufferState, arrays: HeldArrays, rings: Rings, block: RowBlock | None) -> int:
         """Read the anchors of a state with these arrays and rings, then of the rows of `block`. Return their number."""
-        cleared = -1 if block is None else block.cleared
-        if state.header is not self._known[0] or cleared != self._known[1]:
-            self._known = state.header, cleared
+        known, self._known = self._known, (None, 0)  # an interrupt may come before the end
+        now = state.header, -1 if block is None else block.cleared
+        if now[0] is not known[0] or now[1] != known[1]:
             self._begin(state, rings, 0 if block is None else block.length)
         if block is not None and self._seen < block.count:
             self._add(arrays.read(state)[1], block)
+        self._known = now
         return self.total
 
     def _begin(self, state: BufferState, rings: Rings, most: int) -> None:
@@ -74,9 +75,10 @@ class HostAnchors:
         self._memory: list[Any] = [
             self._view.memory(tail[:, lane].tolist(), undecided[lane], step[lane]) for lane in lanes
         ]
-        # Slots, one of each lane after another.
+        # Slots, one of each lane after another; of one lane those of `opened` that were needed here.
         self._opened_by_lane = np.zeros((most + len(tail)) * self._lanes, np.int64)
-        self._more = [0] * self._lanes  # how many
+        self._copied = 0  # how many of one lane
+        self._more = [0] * self._lanes  # how many opened
         self.flags = np.zeros(most if self._plain else (most, self._lanes), np.uint8)  # of the rows of the block
         self._by_step = self.flags.reshape(-1, self._lanes)
         self._closes: Any = None  # what `_closed_by` returns
@@ -102,7 +104,10 @@ class HostAnchors:
         """Return the flags of the rows that end episodes: by step, in their order, of each lane."""
         lanes, ends = self._lanes, dict[int, list[int]]()
         for leaf, bits in self._bits:
-            for number in block.columns[leaf][first:last].reshape(-1).nonzero()[0].tolist():
+            column = block.columns[leaf][first:last]
+            if not column.tobytes().strip(b"\0"):  # NumPy's functions are slow where they did not run lately
+                continue
+            for number in column.reshape(-1).nonzero()[0].tolist():
                 step, lane = divmod(number, lanes)
                 ends.setdefault(first + step, [0] * lanes)[lane] |= bits
         return dict(sorted(ends.items())) if len(ends) > 1 else ends
@@ -127,9 +132,12 @@ class HostAnchors:
         self._newest, self._memory = [after] * lanes, [following] * lanes
         closes, opens, more = self._close(step, number), number * len(backs), self._more[0]
         if backs:
-            first = (self._cursor[0] + step - backs[0]) * lanes
-            slots = [slot % (self._length * lanes) for slot in range(first, first + number * lanes)]
-            self._opened_by_lane[more * lanes : (more + opens) * lanes] = slots
+            capacity = self._length * lanes
+            first = (self._cursor[0] + step - backs[0]) * lanes % capacity
+            stop = first + number * lanes
+            slots = range(first, stop) if stop <= capacity else [*range(first, capacity), *range(stop - capacity)]
+            if lanes > 1:
+                self._opened_by_lane[more * lanes : (more + opens) * lanes] = slots
             self._more = [more + opens] * lanes
             self.opened += slots
         if closes is None:
@@ -153,7 +161,8 @@ class HostAnchors:
             for back in backs:
                 if not self._view.checks or self._learns(lane, step, back, stored):
                     slot = (self._cursor[lane] + step - back) % self._length * lanes + lane
-                    self._opened_by_lane[self._more[lane] * lanes + lane] = slot
+                    if lanes > 1:
+                        self._opened_by_lane[self._more[lane] * lanes + lane] = slot
                     self._more[lane] += 1
                     self.opened.append(slot)
         return 1
@@ -230,6 +239,8 @@ class HostAnchors:
                 for entry in new.tolist():
                     slot[entry] = self.opened[rank.item(entry) - self._left[0]]
             else:
+                self._opened_by_lane[self._copied : len(self.opened)] = self.opened[self._copied :]
+                self._copied = len(self.opened)
                 slot[new] = self._opened_by_lane.take(rank.take(new) - self._left[0])
             return slot, new
         if self._bounds is None:

@@ -79,6 +79,7 @@ class HostDraws(Deferred):
 
     bits: Any = staticmethod(uniform_bits)
     word: Any = np.int64  # of the bits, in NumPy
+    repeatable = True  # a draw that an interrupt ended changed nothing that the next one needs
 
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
@@ -86,6 +87,7 @@ class HostDraws(Deferred):
         self._shape = self._geometry.lanes, self._geometry.length, buffer.lanes is not None
         self._size = 0  # of the last draw
         self._key: Any = None  # after it
+        self._total, self._factor = 0, np.array(0)  # anchors of the last uniform draw
         self._next: Any = iter(())  # keys and random bits of the next draws
         self._view = view
         self._anchors = None if buffer.dense else HostAnchors(buffer, names, view)
@@ -103,7 +105,6 @@ class HostDraws(Deferred):
             return None
         state, anchors, more = engine.state, self._anchors, 0 if block is None else block.count
         after, bits = self._bits(key, size)
-        self._key = None  # an interrupt may come before the end
         drawn = self._drawn(engine, more, total, bits, size, numbers)
         if drawn is None:
             return None
@@ -139,7 +140,9 @@ class HostDraws(Deferred):
     def _drawn(self, engine: ReplayEngine, more: int, total: int, bits: Any, size: int, numbers: Any) -> Drawn | None:
         """Draw from `total` anchors, of a state and `more` rows in each lane. None: only a program can."""
         # As `random.randint_below`: the high word of a product of 64 and 32 bits. `total` has 31.
-        rank, low = bits * np.array(total)
+        if total != self._total:
+            self._total, self._factor = total, np.array(total)
+        rank, low = bits * self._factor
         low >>= _WORD
         rank += low
         rank >>= _WORD
@@ -161,7 +164,8 @@ class HostDraws(Deferred):
 
     def _bits(self, key: Any, size: int) -> Any:
         """Return the data of the next key and the random bits of a draw."""
-        if key is not self._key or size != self._size:
+        last, self._key = self._key, None  # an interrupt may come before the end
+        if key is not last or size != self._size:
             self._next, self._size = iter(()), size
         drawn = next(self._next, None)
         if drawn is None:

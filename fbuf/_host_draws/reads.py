@@ -142,7 +142,7 @@ class HeldArrays:
         queue = None if anchors is None else np.asarray(memoryview(anchors.slot))
         known = rows, flags, queue
         if state.header is not self.lent:
-            self._header, self._known = state.header, known
+            self._known, self._header = known, state.header
         return known
 
 

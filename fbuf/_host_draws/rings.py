@@ -40,7 +40,7 @@ class HostRings:
             next_slot = int(cursor[0]) * self._geometry.lanes if beside else None
             self._rings = Rings(cursor, size, lap, int(size.sum()), _generations(lap), next_slot)
             self._room = self._geometry.length - 1 - int(cursor.max())  # rows until a lane begins another lap
-            self._header, self._last = header, (0, self._rings)
+            self._last, self._header = (0, self._rings), header
         if not more:
             return self._rings
         if more != self._last[0]:

@@ -347,7 +347,8 @@ class Engine:
         """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
         if packed and self.host is not None and not self.block_failed:
             block = self._readable()
-            with DeferInterrupts():  # what is kept of the block and the tree changes as one
+            # What is kept of a tree, an epoch or the reads of a store changes as one.
+            with contextlib.nullcontext() if self._on_device and self.host.repeatable else DeferInterrupts():
                 drawn = self.host.draw(self, block, self.key, size, numbers)
                 if drawn is not None:
                     self.key = drawn[0]

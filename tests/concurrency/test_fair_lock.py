@@ -1,8 +1,6 @@
 """FairLock between threads: order of arrival, waiting for a change, and how signals and `StopToken` end both."""
 
 import asyncio
-import dis
-import itertools
 import os
 import signal
 import sys
@@ -20,6 +18,7 @@ from fbuf._concurrency.interrupts import DeferInterrupts, uninterrupted
 from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 from fbuf._host.columns.raw_file import RawFileFetch
 from fbuf._replay import locked, programs
+from tests.support.interrupts import at_every_moment
 from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.tables import by_tier
@@ -200,45 +199,14 @@ def test_an_interrupt_of_a_call_that_was_just_granted_the_lock_releases_it(monke
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_an_interrupt_at_any_moment_releases_the_lock(changes):
-    """Python looks for signals where a function begins and after calls: each of these is tried."""
     replay = make(limits.queue(5))
     replay.extend(rows(0))
-    files = {module.__file__ for module in (fair_lock, locked, wakeup, sys.modules[fbuf.Replay.__module__])}
-    verb = replay.clear if changes else replay.can_add
-    left, errors, called = 0, [], {}
-
-    def trace(frame, event, argument):
-        nonlocal left
-        if frame.f_code.co_filename not in files:
-            return None
-        frame.f_trace = trace  # from Python 3.13 on, opcodes are traced only if this is set before the next line
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "call" or (event == "opcode" and called.get(frame)):
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        if event == "opcode":
-            called[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
-        return trace
-
-    before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces opcodes only if a frame asked for them before settrace
-    for at in itertools.count(1):
-        left = at
-        errors.clear()
-        try:
-            sys.settrace(trace)
-            verb()
-        except KeyboardInterrupt as error:
-            errors.append(error)  # the traceback keeps all frames
-        finally:
-            sys.settrace(before)
-        called.clear()
-        assert not replay._lock._owner and not replay._lock._waiters, at
+    modules = {fair_lock, locked, wakeup, sys.modules[fbuf.Replay.__module__]}
+    number = 0
+    for number, _ in enumerate(at_every_moment(replay.clear if changes else replay.can_add, modules)):
+        assert not replay._lock._owner and not replay._lock._waiters, number
         Thread(len, replay).ends()
-        if not errors:
-            break
-    assert at > 25
+    assert number > 25
 
 
 @pytest.mark.parametrize("verb", ["add", "extend", "update_priority", "update_rows"])

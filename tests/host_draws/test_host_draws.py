@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import pickle
 from typing import Any
 
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf._host_draws import anchors, draws, reads, rings
+from fbuf._replay import engine
+from tests.support.interrupts import at_every_moment
 from tests.support.refusals import raises
 from tests.support.tables import by_tier
 from tests.support.trees import same
@@ -114,6 +118,27 @@ def test_what_is_read_of_a_batch_later_is_as_it_was_drawn(sampler):
             batch.weight[:], batch.mask[0] = 7, False
             same(copies[2], expected)
             same(copies[1], expected)
+
+
+@pytest.mark.parametrize("view", by_tier("final", more=["row", "step"]))
+def test_an_interrupt_at_any_moment_of_a_draw_changes_no_other(view):
+    pair = ours, theirs = make_pair("device", "uniform", view, None, 100)
+    numbers, moments = itertools.count(), 0
+
+    def add() -> Any:
+        for number in itertools.islice(numbers, 3 + moments % 30):
+            for replay in pair:
+                replay.add(row(number))
+        return ours._engine.key
+
+    key, modules = add(), {anchors, draws, engine, reads, rings}
+    for interrupted in at_every_moment(lambda: ours.sample(4, to="numpy"), modules):
+        if ours._engine.key is not key:  # the interrupt came after the draw
+            theirs.sample(4, to="numpy")
+        same(*(replay.sample(4, to="numpy") for replay in pair))
+        moments += interrupted
+        key = add()
+    assert moments > 50
 
 
 def test_tensors_are_the_caller_s():
