@@ -102,7 +102,8 @@ class HostAnchors:
 
     def _ends(self, block: RowBlock, first: int, last: int) -> dict[int, list[int]]:
         """Return the flags of the rows that end episodes: by step, in their order, of each lane."""
-        lanes, ends = self._lanes, dict[int, list[int]]()
+        lanes = self._lanes
+        ends: dict[int, list[int]] = {}
         for leaf, bits in self._bits:
             column = block.columns[leaf][first:last]
             if not column.tobytes().strip(b"\0"):  # NumPy's functions are slow where they did not run lately

@@ -204,7 +204,9 @@ class HeldRows:
         return At(slot, new, np.divmod(index, self.lanes) if self._by_lane else index)
 
     def _at_few(self, slot: np.ndarray[Any, Any], by_step: bool, count: int) -> At:
-        new, index, capacity = list[Any](), list[Any](), self._length * self.lanes
+        new: list[Any] = []
+        index: list[Any] = []
+        capacity = self._length * self.lanes
         for entry in self._few:
             places = [slot.item(entry)] if slot.ndim == 1 else (slot[:, entry] if by_step else slot[entry]).tolist()
             for time, place in enumerate(places):
