@@ -68,6 +68,11 @@ class Owner:
         """The id of the store; of one of several."""
         return next(iter(self.ids))
 
+    @property
+    def failed(self) -> bool:
+        """Whether a write of these stores failed whose error was not raised yet."""
+        return any(id in failed_writes.failed for id in self.ids)
+
     def raise_failed(self) -> None:
         """Raise OSError or StoreCorrupted, once, if a write of these stores failed."""
         parts = {None: self} if self.parts is None else self.parts

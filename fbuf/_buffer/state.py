@@ -269,10 +269,10 @@ def operation(core: Callable[P, R]) -> Operation[P, R]:
 def raise_failed(state: BufferState, storage: Any, result: Any = None) -> None:
     """Raise OSError or StoreCorrupted, with `result`, if the storage failed to write rows; the state is whole.
 
-    Wait for rows in files; inside jit do nothing.
+    Wait for rows in files, and where a write failed for those of the other stores; inside jit do nothing.
     """
     if isinstance(state.rows, OnHost) and not isinstance(state.header, jax.core.Tracer):
-        if storage.in_files:
+        if storage.in_files or state.rows.owner.failed:
             jax.block_until_ready(state.header)
         try:
             jax.tree.leaves(state.rows)  # raises

@@ -1,6 +1,7 @@
 """Saved sharded buffers on eight devices. `test_sharded.py` runs these in a process of their own."""
 
 import dataclasses
+import time
 
 import jax
 import numpy as np
@@ -57,6 +58,7 @@ def test_the_error_of_a_write_names_the_shards_that_lost_rows(through, monkeypat
 
     def write_some(store, *rows):
         if store in failing:
+            time.sleep(0.3 * (store is failing[1]))  # its error comes after that of the other
             raise MemoryError("injected")
         return write(store, *rows)
 
