@@ -33,7 +33,7 @@ from fbuf.views._fields import checked_ends
 
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan, PlanSettings
-    from fbuf._buffer.summary import Summary
+    from fbuf._buffer.summary.summary import Summary
 
 
 @component
@@ -631,7 +631,7 @@ class Buffer(BufferConfig):
           >>> summary.size, summary.distinct, summary.ages.median, summary.effective_size
           (6, 3, 2, 6.0)
         """
-        from fbuf._buffer.summary import summary
+        from fbuf._buffer.summary.summary import summary
 
         checks.check_state("Buffer.summary", self, state)
         return summary(self, state, compare)

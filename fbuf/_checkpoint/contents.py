@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._buffer.summary import Seen, seen_without_rows
+from fbuf._buffer.summary.collect import Seen, seen_without_rows
 from fbuf._checkpoint import mixture, sharded
 from fbuf._checkpoint.config_json import config_text
 from fbuf._checkpoint.parts import SavedPart

@@ -25,7 +25,7 @@ from fbuf._buffer import checks, read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checked import raise_for
 from fbuf._buffer.state import COUNTERS, BufferState, anchor_count, room_left
-from fbuf._buffer.summary import Summary
+from fbuf._buffer.summary.summary import Summary
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata

@@ -8,8 +8,8 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._buffer.summary import Quantiles, Seen, seen
-from fbuf._buffer.summary.statistics import WIDE, bin_edges
+from fbuf._buffer.summary.collect import Seen, seen
+from fbuf._buffer.summary.statistics import WIDE, Quantiles, bin_edges
 from fbuf._core.arguments import check_choice, check_int
 from fbuf._replay import Replay
 from fbuf.plot import _style

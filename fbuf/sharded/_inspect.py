@@ -14,7 +14,7 @@ from fbuf._buffer import init, read, transforms
 from fbuf._buffer import plan as of_buffer
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
-from fbuf._buffer.summary import Seen, collect
+from fbuf._buffer.summary import collect
 from fbuf.sharded import _checks
 from fbuf.sharded._draw import gather, whole
 from fbuf.sharded._operation import columns, of_each, operation, same, split
@@ -115,7 +115,7 @@ def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:
     return collect.unlearnt(sharded.buffer, state.shards, lambda: _row_flags(sharded, state)[1])
 
 
-def seen(sharded: Any, state: ShardedState, compare: int = 0) -> Seen:
+def seen(sharded: Any, state: ShardedState, compare: int = 0) -> collect.Seen:
     """Return arrays about every row, with one column a lane, without lanes one a shard. Eager."""
     number = collect.newest_of_each(sharded.buffer if sharded.buffer.lanes else sharded.shard, compare)
     rows, hashes, of_all = jax.device_get(look(sharded, state, static=(number,))[1])

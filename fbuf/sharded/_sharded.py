@@ -13,7 +13,7 @@ from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.plan import Plan, PlanSettings
 from fbuf._buffer.state import raise_failed
-from fbuf._buffer.summary import Summary, checked_compare, summary_of
+from fbuf._buffer.summary.summary import Summary, checked_compare, summary_of
 from fbuf._core.arguments import DrawOptions, Numbers, check_bool
 from fbuf._core.component import component
 from fbuf._core.control_flow import vary
