@@ -119,7 +119,10 @@ class Recorder:
 
     def __init__(self, envs: Any, replay: Replay, *, obs: PyTree = None):
         if not isinstance(replay, Replay):
-            raise TypeError(f"Recorder: replay is {type(replay).__name__}; expected a Replay.")
+            raise TypeError(
+                f"Recorder: replay is {type(replay).__name__}; expected a Replay. Write Recorder(envs, fbuf.Replay(buffer, "
+                f"spec(envs)))."
+            )
         buffer = replay.buffer
         lanes = envs.num_envs if hasattr(envs, "single_action_space") else None
         if buffer.lanes != lanes:

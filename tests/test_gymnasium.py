@@ -63,7 +63,7 @@ def test_what_does_not_fit_is_refused() -> None:
     windows = fbuf.Buffer(9, view=fbuf.views.Sequence(2, autoreset="next_step"), lanes=3)
     without_reward = fbuf.Replay(windows, {name: leaf for name, leaf in example.items() if name != "reward"})
     for make, kind, message in (
-        (lambda: (replay(), envs), TypeError, r"expected a Replay"),
+        (lambda: (replay(), envs), TypeError, r"expected a Replay. Write Recorder\(envs, fbuf.Replay"),
         (lambda: (envs, replay(lanes=None)), ValueError, "lanes=None, but envs is 3 environments. Write lanes=3"),
         (lambda: (Lander(), replay()), ValueError, "lanes=3, but envs is one gymnasium.Env. Write lanes=None"),
         (lambda: (envs, replay(fbuf.views.Transition(autoreset="same_step"))), ValueError, 'autoreset="next_step"'),

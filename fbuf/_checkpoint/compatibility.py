@@ -75,7 +75,8 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
         )
     if (config["lanes"] or 1) != (target.lanes or 1):
         raise checkpoint.SchemaError(
-            f"{call}: lanes of {path} is {config['lanes']}; expected {target.lanes}, the buffer's."
+            f"{call}: lanes of {path} is {config['lanes']}; expected {target.lanes}, the buffer's. Use "
+            f"lanes={config['lanes']}."
         )
     _check_same(call, path, "writer", config, wanted, ())
     _check_same(call, path, "sampler", config, wanted, _FLEXIBLE_SAMPLER.get(config["sampler"].get("type"), ()))

@@ -39,6 +39,9 @@ def fill(
 ) -> tuple[Buffer, BufferState]:
     """Return a buffer with the rows of `source`; arguments and errors as for `Source.into`."""
     call = source.call
+    if not isinstance(buffer, Buffer | None):
+        fix = "Write replay.state = source.into(replay.buffer)[1]." if hasattr(buffer, "buffer") else ""
+        raise TypeError(f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. {fix}".rstrip())
     if source.tables is not None and (buffer is None or newest is not None or buffer.lanes is not None):
         raise ValueError(
             f"{call}: data is an iterable of unknown length; expected a buffer of one stream, and no newest=. Write "

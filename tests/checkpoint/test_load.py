@@ -36,7 +36,7 @@ def test_settings_that_change_rows_are_refused(tmp_path):
         ({"view": three_steps}, r"draws other rows.*\n.*ahead: found 1, expected 3"),
         ({"view": fbuf.views.Row(), "episode_end": ()}, "expected none: every row is drawn"),
         ({"capacity": 80}, r"capacity of .* is 40; expected 80.*resize=True"),
-        ({"lanes": 4}, "lanes of .* is 2; expected 4"),
+        ({"lanes": 4}, "lanes of .* is 2; expected 4, the buffer's. Use lanes=2"),
         ({"storage": Ragged()}, r"Ragged\(\) cannot hold rows of"),
     ):
         with pytest.raises(fbuf.SchemaError, match=match) as caught:

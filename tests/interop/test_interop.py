@@ -113,6 +113,16 @@ def test_invalid_arrays_are_refused(settings, error, match):
     raises(error, match, from_arrays, data, **settings)
 
 
+def test_a_replay_is_no_buffer_to_fill():
+    source, replay = fbuf.interop.from_arrays({"x": np.arange(4)}), fbuf.Replay(fbuf.Buffer(4), {"x": 0})
+    raises(
+        TypeError, r"buffer is Replay; .* Write replay.state = source.into\(replay.buffer\)\[1\]", source.into, replay
+    )
+    raises(TypeError, "buffer is BufferState; expected a Buffer.$", source.into, replay.state)
+    replay.state = source.into(replay.buffer)[1]
+    assert replay.rows().data["x"].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("storage", [Memmap, Compressed])
 def test_an_import_that_fails_leaves_no_store(storage, small_blocks, tmp_path):
     buffer = fbuf.Buffer(30, storage=storage(path=str(tmp_path / "rows")))
