@@ -436,7 +436,7 @@ class Buffer(BufferConfig):
         """
         checks.check_state("Buffer.get", self, state)
         if isinstance(index, Index):
-            rows = read.get(self, state, checks.check_index("Buffer.get", index, ()))[1]
+            rows = read.get(self, state, checks.check_any_index("Buffer.get", index))[1]
         else:
             rows = read.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]
         return self._exact("Buffer.get", state, rows)
@@ -503,7 +503,7 @@ class Buffer(BufferConfig):
         checks.check_state(call, self, state)
         checks.check_prioritized(call, self.sampler)
         if index is not None:
-            index = checks.check_index(call, index, ())
+            index = checks.check_any_index(call, index)
         return priorities.read_priorities(self, state, index)[1]
 
     def rows(self, state: BufferState, *, last: int | None = None) -> Rows:

@@ -558,11 +558,11 @@ def check_is_index(call: str, index: Any, *members: str) -> None:
 
 
 def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: str) -> Index:
-    """Return the index of a batch as int32 and uint32; it has one of the numbers of `axes`, () any, and these `members`."""
+    """Return the index of a batch as int32 and uint32; it has one of the numbers of `axes`, and these `members`."""
     check_is_index(call, index, *members)
     index = narrow_index(call, index)
     slot = arguments.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
-    if axes and slot.ndim not in axes:
+    if slot.ndim not in axes:
         expected = " or ".join(("", "[B]", "[B, T]")[number] for number in axes)
         raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected {expected}. Flatten it.")
     generation = arguments.check_array(call, "index.generation", index.generation, slot.shape, "i")
@@ -574,6 +574,16 @@ def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: s
         _narrowed(call, generation, jnp.uint32),
         **{name: _narrowed(call, leaf, jnp.int32) for name, leaf in where.items()},
     )
+
+
+def check_any_index(call: str, index: Any) -> Index:
+    """Return an index of any shape as arrays of at most 32 bits."""
+    check_is_index(call, index)
+    narrow: Index = narrow_index(call, index)
+    slots, generations = np.shape(narrow.slot), np.shape(narrow.generation)
+    if slots != generations:
+        raise ValueError(f"{call}: index.generation has shape {list(generations)}; expected {list(slots)}.")
+    return narrow
 
 
 def narrow_index(call: str, index: Any) -> Any:
