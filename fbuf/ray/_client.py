@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_eta, check_is_index, narrow_index
+from fbuf._buffer.checks import check_eta, check_is_index, check_prioritized, narrow_index
 from fbuf._core.arguments import DrawOptions, check_int, check_rows
 from fbuf._core.pytree import PyTree, named_leaves, narrow
 from fbuf._core.sample import Index, Sample
@@ -103,7 +103,7 @@ class Client:
           priority: As for `Buffer.extend`, `[N]` or `[N, L]`.
           mask: bool, of the same shape: which rows to add.
         Raises:
-          ValueError, TypeError: the rows are not like the example; or a shard refused an earlier call.
+          ValueError, TypeError: the rows are not like the example; a priority is not finite; a shard refused an earlier call.
           TimeoutError: a shard did not answer for `timeout` seconds.
           fbuf.ReplayClosed: the service was closed.
         No row is added if it raises; the call can be repeated.
@@ -140,6 +140,15 @@ class Client:
         for name, value, known in (("priority", priority, shapes[1:]), ("mask", mask, shapes)):
             if value is not None and value.shape not in known:
                 raise ValueError(f"{call}: {name} has shape {list(value.shape)}; expected {list(shapes[1])}.")
+        if priority is not None:
+            check_prioritized(call, self._settings.buffer.sampler)
+            added = True if mask is None else mask.reshape(*mask.shape, *(1,) * (priority.ndim - mask.ndim))
+            bad = int((~np.isfinite(priority) & added).sum())
+            if bad:
+                raise ValueError(
+                    f"{call}: priority has {counted(bad, 'value')} that are not finite; no row was added. Check the loss, or "
+                    f"write np.nan_to_num(priority)."
+                )
         return leaves, priority, mask
 
     def _routes(self, rows: int) -> list[tuple[int, Any, Any]]:
@@ -239,6 +248,7 @@ class Client:
         refuse_trace("update_priority", index, td_error, mask, owner="Client")
         call = "Client.update_priority"
         check_eta(call, eta)
+        check_prioritized(call, self._settings.buffer.sampler)
         check_is_index(call, index, "shard", "birth")
         names = ("shard", "birth", "slot", "generation")
         parts = {name: to_array(getattr(index, name), f"index.{name}") for name in names}

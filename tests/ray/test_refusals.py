@@ -69,7 +69,9 @@ def test_checkpoints_of_another_number_of_shards_are_refused(tmp_path):
 
 
 def test_invalid_calls_do_not_leave_the_client():
-    link, client = clients(PLAIN, {"obs": np.zeros(3, np.float32)}, shards=2)
+    example = {"obs": np.zeros(3, np.float32)}
+    uniform = clients(PLAIN, example)[1]()
+    link, client = clients(fbuf.prioritized(96), example, shards=2)
     remote, rows = client(), {"obs": np.ones((4, 3), np.float32)}
     link.calls.clear()
 
@@ -90,6 +92,12 @@ def test_invalid_calls_do_not_leave_the_client():
             lambda: remote.extend(rows, priority=np.array([None] * 4)),
             "priority is object; expected a floating or integer",
         ),
+        (
+            lambda: remote.extend(rows, priority=[1, np.nan, np.inf, 1]),
+            "2 values that are not finite; no row was added",
+        ),
+        (lambda: uniform.extend(rows, priority=np.ones(4)), r"Uniform\(\) has no priorities"),
+        (lambda: uniform.update_priority(index(), [1.0]), r"Uniform\(\) has no priorities"),
         (lambda: remote.extend(rows, mask=np.ones(4)), "mask is float32; expected a boolean"),
         (lambda: remote.update_priority(index(slot=[2**32 + 1]), [1.0]), "slot is 4294967297, which int32 cannot hold"),
         (lambda: remote.update_priority(index(birth=[2**32]), [1.0]), "birth is 4294967296, which uint32 cannot hold"),
@@ -103,4 +111,7 @@ def test_invalid_calls_do_not_leave_the_client():
     ]
     for call, message in calls:
         raises((TypeError, ValueError), f"^Client.*{message}", call)
+    remote.extend(rows, priority=[1, np.nan, 1, 1], mask=[True, False, True, True])
+    remote.flush()
+    link.calls.remove("extend")
     assert not link.calls
