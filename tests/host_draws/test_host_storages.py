@@ -45,7 +45,8 @@ def test_batches_are_those_of_the_program(storage, view, lanes, sampler, seed):
     ("storage", "sampler", "view", "lanes"),
     by_tier(
         ("host", "uniform", "row", 2),
-        more=[("compressed", "uniform", "final", None), ("host", "prioritized", "step", 1)],
+        more=[("compressed", "uniform", "final", None)],
+        exhaustive=[("host", "prioritized", "step", 1)],
     ),
 )
 def test_batches_after_any_calls_are_those_of_the_program(storage, sampler, view, lanes):

@@ -62,7 +62,8 @@ def test_a_step_is_one_call(view: str, sampler: Any, monkeypatch: pytest.MonkeyP
 LATE = by_tier(
     ("host", "prioritized", "transition", 2),
     ("device", "prioritized", "row", None),
-    more=[("compressed", "prioritized", "sequence", None), ("host", "prioritized", "final", 3)],
+    more=[("host", "prioritized", "final", 3)],
+    exhaustive=[("compressed", "prioritized", "sequence", None)],
 )
 
 

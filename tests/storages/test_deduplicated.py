@@ -137,7 +137,7 @@ def test_retired_rows_are_not_drawn_when_every_priority_is_zero():
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("kind", ["frames, colour, stacks", "one table"])
+@pytest.mark.parametrize("kind", by_tier(more=["one table"], exhaustive=["frames, colour, stacks"]))
 def test_leaves_of_every_kind_are_exact(kind):
     check_leaves(kind, 3)
 
