@@ -99,6 +99,8 @@ def read(buffer: BufferConfig, data: PyTree, mask: Array, by: Reading | None) ->
         exists = rows & mask[:, None]
     memory = {} if by is None else by.memory
     out = buffer.on_read.apply(data, Context(lead, lead - 1 or None, False, exists, key, memory))
+    if not jax.tree.leaves(out):
+        raise ValueError(f"Buffer: on_read, {buffer.on_read!r}, returns {out!r}; expected arrays. Return the batch.")
     before = {id(leaf) for leaf in jax.tree.leaves(data)}
     for name, leaf in named_leaves(out).items():
         if jnp.shape(leaf)[:1] != mask.shape:

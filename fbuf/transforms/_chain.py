@@ -214,6 +214,9 @@ def _after(name: str, transform: Transform, example: PyTree, memory: Any) -> PyT
         return transform.apply(rows, context)
 
     made = jax.eval_shape(run, rows, memory)
+    if not jax.tree.leaves(made):
+        what = f"stage '{name}' of on_write, {transform!r}, returns {made!r}"
+        raise ValueError(f"Buffer: {what}; expected arrays. Return the row.")
     for leaf, shape in ((n, tuple(x.shape)) for n, x in named_leaves(made).items()):
         if shape[: len(_ROWS)] != _ROWS:
             raise ValueError(

@@ -2,7 +2,9 @@
 
 import jax
 import numpy as np
+import pytest
 
+import fbuf
 from fbuf import transforms
 from fbuf.transforms import Augment, Cast, Chain, Drop, Map, Normalize, NormalizeReward, Rename, RewardToGo, Scale
 from tests.support import refusals
@@ -61,6 +63,12 @@ def test_map_with_random_numbers():
     assert noisy.keyed
     out = run(noisy, {"x": np.zeros(100, np.float32)}, key=jax.random.key(0))["x"]
     assert len(set(out.tolist())) == 100 and 0 < float(out.min()) and float(out.max()) < 1
+
+
+@pytest.mark.parametrize("role", ["on_read", "on_write"])
+def test_a_function_that_returns_nothing_is_named(role):
+    buffer = fbuf.Buffer(4, **{role: Map(lambda row: None)})
+    raises(ValueError, rf"{role}, .*Map\(.* returns None; expected arrays. Return the", buffer.init, {"x": 0.0})
 
 
 ROWS = """
