@@ -249,8 +249,8 @@ class HostAnchors:
             left, more, head, lane = np.array((self._left, self._more, self._head, range(self._lanes)))
             end = np.cumsum(left + more)
             first = end - left - more
-            self._bounds = np.stack((first + left, end), 1).reshape(-1)
             self._shifts = np.stack(((head - first) * self._lanes + lane, -first - left), 1).reshape(-1)
+            self._bounds = np.stack((first + left, end), 1).reshape(-1)  # the last, as an interrupt may come before
         part = self._bounds.searchsorted(rank, side="right")
         shifts = self._shifts.take(part)
         slot = queue.take(rank * self._lanes + shifts, mode="wrap").astype(np.int64)

@@ -38,9 +38,10 @@ class HostRings:
             cursor, size, lap = (part.astype(np.int64) for part in host_ring(memoryview(header)))
             beside = not (cursor - cursor[0]).any() and not (lap - lap[0]).any()
             next_slot = int(cursor[0]) * self._geometry.lanes if beside else None
-            self._rings = Rings(cursor, size, lap, int(size.sum()), _generations(lap), next_slot)
-            self._room = self._geometry.length - 1 - int(cursor.max())  # rows until a lane begins another lap
-            self._last, self._header = (0, self._rings), header
+            rings = Rings(cursor, size, lap, int(size.sum()), _generations(lap), next_slot)
+            room = self._geometry.length - 1 - int(cursor.max())  # rows until a lane begins another lap
+            # No call between these, after which an interrupt may come.
+            self._rings, self._room, self._last, self._header = rings, room, (0, rings), header
         if not more:
             return self._rings
         if more != self._last[0]:

@@ -120,15 +120,18 @@ def test_what_is_read_of_a_batch_later_is_as_it_was_drawn(sampler):
             same(copies[1], expected)
 
 
-@pytest.mark.parametrize("view", by_tier("final", more=["row", "step"]))
-def test_an_interrupt_at_any_moment_of_a_draw_changes_no_other(view):
-    pair = ours, theirs = make_pair("device", "uniform", view, None, 100)
-    numbers, moments = itertools.count(), 0
+@pytest.mark.parametrize(
+    ("view", "lanes"), by_tier(("final", None), ("final", 2), more=[("row", None), ("step", None)])
+)
+def test_an_interrupt_at_any_moment_of_a_draw_changes_no_other(view, lanes):
+    pair = ours, theirs = make_pair("device", "uniform", view, lanes, 100)
+    numbers, moments, lead = itertools.count(), 0, () if lanes is None else (lanes,)
 
     def add() -> Any:
         for number in itertools.islice(numbers, 3 + moments % 30):
+            new = rows_of(np.random.default_rng(number), *lead) | {"done": np.full(lead, number % 5 == 0)}
             for replay in pair:
-                replay.add(row(number))
+                replay.add(new)
         return ours._engine.key
 
     key, modules = add(), {anchors, draws, engine, reads, rings}
@@ -139,6 +142,25 @@ def test_an_interrupt_at_any_moment_of_a_draw_changes_no_other(view):
         moments += interrupted
         key = add()
     assert moments > 50
+
+
+@pytest.mark.more
+def test_an_interrupt_of_a_draw_from_one_state_changes_none_from_another():
+    pair = ours, theirs = make_pair("device", "uniform", "row", None, 50)
+    states = [ours.buffer.extend(ours.buffer.init(ROW), rows_of(np.random.default_rng(n), n)) for n in (7, 33)]
+
+    def draw(number: int) -> None:
+        for replay in pair:
+            replay.state = states[number]
+        theirs._engine.key = ours._engine.key
+        if number == 0:
+            same(*(replay.sample(4, to="numpy") for replay in pair))
+
+    draw(0)
+    draw(1)
+    for _ in at_every_moment(lambda: ours.sample(4, to="numpy"), {draws, reads, rings}):
+        draw(0)
+        draw(1)
 
 
 def test_tensors_are_the_caller_s():
