@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import pickle
+import signal
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from fbuf._replay import engine
 from tests.support.interrupts import at_every_moment
 from tests.support.refusals import raises
 from tests.support.tables import by_tier
+from tests.support.threads import handled
 from tests.support.trees import same
 from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
@@ -142,6 +144,18 @@ def test_an_interrupt_at_any_moment_of_a_draw_changes_no_other(view, lanes):
         moments += interrupted
         key = add()
     assert moments > 50
+
+
+def test_a_handler_of_interrupts_waits_for_the_end_of_a_draw(monkeypatch):
+    pair = ours, _ = make_pair("device", "uniform", "row", None, 50)
+    for replay in pair:
+        replay.add(row(0))
+        replay.add(row(1))
+    compute, states = draws.HostDraws._bits, []
+    monkeypatch.setattr(draws.HostDraws, "_bits", lambda *of: (signal.raise_signal(signal.SIGINT), compute(*of))[1])
+    with handled(signal.SIGINT, lambda *_: states.append(ours.state)):
+        same(*(replay.sample(9, to="numpy") for replay in pair))
+    assert len(states) == 1
 
 
 @pytest.mark.more
