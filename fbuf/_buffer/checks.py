@@ -453,6 +453,13 @@ def check_number(call: str, name: str, value: Any, most: float = np.inf) -> None
         raise ValueError(f"{call}: {name} is {value!r}; expected {expected}.")
 
 
+_ELSEWHERE = {
+    "key": " A Replay has its key; Buffer.sample takes it as its second argument.",
+    "device": " Move the batch, or use Replay.batches(..., device=device).",
+}
+"""Where arguments of a draw belong that are no numbers of a sampler."""
+
+
 def check_numbers(
     call: str, sampler: Sampler, known: Mapping[str, Any], numbers: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
@@ -460,7 +467,7 @@ def check_numbers(
     checked = {}
     for name, value in numbers.items():
         if name not in known:
-            hint = arguments.did_you_mean(name, known)
+            hint = arguments.did_you_mean(name, known) or _ELSEWHERE.get(name, "")
             raise ValueError(
                 f"{call}: {sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'}).{hint}"
             )

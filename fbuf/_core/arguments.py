@@ -139,7 +139,9 @@ def check_names(call: str, got: Any, expected: Any) -> None:
         if missing and any(n.startswith(f"{missing[0]}/0") for n in extra):  # a list, each number of which is a leaf
             fix = f"Of a list make an array: '{missing[0]}': np.asarray(x, dtype)."
         if extra and any(n.startswith(f"{extra[0]}/0") for n in missing):
-            fix = f"Of the list in the example make an array: '{extra[0]}': np.asarray(x, dtype)."
+            fix = (
+                f"Of the list in the example make an array, '{extra[0]}': np.asarray(x, dtype), of a shape np.zeros(x)."
+            )
         raise ValueError(f"{call}: {what} (got: {_listed(got) or 'nothing'}; expected: {', '.join(expected)}). {fix}")
 
 

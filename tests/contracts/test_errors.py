@@ -73,6 +73,7 @@ BUFFER.add(state, rows(5)) => ValueError leaf 'next/done' has shape [5]; expecte
 BUFFER.extend(state, rows(5, reward=zeros(5, 1))) => ValueError 'reward' has shape [5, 1]; expected [N]. | x.squeeze(-1)
 BUFFER.extend(state, rows(5, obs=[[0, 0]] * 20)) => ValueError leaf 'obs' is missing | ... 42 in all | np.asarray(x, dtype)
 BUFFER.add(BUFFER.init({'obs': [0, 0]}), {'obs': zeros(2)}) => ValueError 'obs/0' is missing | Of the list in the example
+BUFFER.add(BUFFER.init({'obs': (8, 8)}), {'obs': zeros(8, 8)}) => ValueError 'obs/0' is missing | of a shape np.zeros(x
 BUFFER.extend(state, rows(5, obs=zeros(4, 2, dtype="uint8"))) => ValueError 'obs' has 4 entries on axis 0 | 'next/done' has 5
 LANED.extend(laned, rows(3, 5)) => ValueError has 5 entries on axis 1 of [N, E, ...] | this buffer has 3. | x.swapaxes(0, 1).
 LANED.extend(laned, rows(5)) => ValueError 'next/done' has shape [5]; expected [N, E]. | stack their rows along axis 1
@@ -162,6 +163,8 @@ fbuf.prioritized(10, lane=2) => TypeError Buffer: there is no option 'lane'. Did
 fbuf.samplers.Prioritized(normalize="bach") => ValueError expected "batch", "buffer" or None. Did you mean 'batch'?
 fbuf.storages.Host(on_expired=["mask"]) => ValueError Host: on_expired is ['mask']; expected "raise" or "mask".
 fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, bta=0.4) => ValueError no number 'bta' | Did you mean 'beta'?
+fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, key=KEY) => ValueError no number 'key' | A Replay has its key
+fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, device="cpu") => ValueError 'device' | Replay.batches(..., device=
 fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, to="numpi") => ValueError expected "jax", "num | Did you mean 'numpy'?
 Transition() => ValueError autoreset is missing; | Write autoreset="next_step" for gymnasium.vector environments
 Transition(autoreset="next_step", final_observation="final") => ValueError expected None with autoreset='next_step'
