@@ -266,7 +266,7 @@ def is_taken(tree: Any) -> bool:
     kind: Any = type(tree)
     if tree is None or _is_concrete(kind):
         return True
-    if isinstance(tree, (np.ndarray, np.generic)):
+    if kind is np.ndarray or issubclass(kind, np.generic):  # others may be masked arrays
         dtype = tree.dtype
         return dtype.kind in "biufc" and dtype.isnative and not (dtype.itemsize == 8 and needs_x64(dtype))
     if kind is dict and {str}.issuperset(map(type, tree)):  # flattening takes three times as long

@@ -189,8 +189,6 @@ def check_rows(
     for name, leaf in leaves.items():
         if isinstance(leaf, (bool, int, float)) and not leading and spec[name].shape == ():
             leaves[name] = scalar(call, name, leaf, spec[name].dtype)
-        if isinstance(leaf, np.ndarray) and hasattr(leaf, "filled"):
-            raise TypeError(f"{wheres[name]} is a masked array; expected an array. Use its filled().")
     specs = {name: leaf_spec(leaf, wheres[name]) for name, leaf in leaves.items()}
     length: dict[int, tuple[int, str]] = {}
     out = {}

@@ -141,6 +141,8 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
             raise TypeError(
                 f"{where} is {leaf!r}; expected an array or a number, such as np.float32(0) or space.sample()."
             )
+        if isinstance(leaf, np.ndarray) and hasattr(leaf, "filled"):
+            raise TypeError(f"{where} is a masked array; expected an array. Use its filled().")
         shape, dtype = tuple(leaf.shape), leaf.dtype
     else:
         if dataclasses.is_dataclass(leaf):

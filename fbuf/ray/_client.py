@@ -16,12 +16,12 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_eta, check_is_index, check_prioritized, narrow_index
-from fbuf._core.arguments import DrawOptions, check_int, check_rows
+from fbuf._core.arguments import DrawOptions, check_int, check_kind, check_rows
 from fbuf._core.pytree import PyTree, named_leaves, narrow
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._replay import ReplayClosed
-from fbuf._replay.arguments import Form, check_form, to_array, to_numbers, to_rows
+from fbuf._replay.arguments import Form, check_form, to_array, to_rows
 from fbuf._replay.outside_jit import refuse_trace
 from fbuf.ray import _draws
 from fbuf.ray._batch import of_shard, placed
@@ -472,5 +472,5 @@ class Client:
 
 
 def _numbers(call: str, name: str, value: Any, kinds: str) -> Any:
-    """Return what `to_numbers` does as a NumPy array, or None."""
-    return None if value is None else np.asarray(to_numbers(call, name, value, kinds))
+    """Return what `check_kind` does as a NumPy array, or None."""
+    return None if value is None else np.asarray(check_kind(call, name, to_array(value, name), kinds))

@@ -99,6 +99,7 @@ BUFFER.sample(state, KEY, BATCH, beta=0.5) => ValueError Buffer.sample: Uniform(
 BUFFER.update_priority(state, index(BATCH), zeros(BATCH)) => TypeError Uniform() has no priorities | fbuf.samplers.Prioritized()
 BUFFER.extend(state, rows(5), priority=zeros(5)) => TypeError Buffer.extend: Uniform() takes no priority | Prioritized()
 PRIORITIZED.extend(prioritized, rows(5), priority=zeros(4)) => ValueError Buffer.extend: priority has shape [4]; expected [5]
+PRIORITIZED.extend(prioritized, rows(5), priority=np.ma.ones(5)) => TypeError priority is a masked array; | Use its filled()
 BUFFER.extend(state, rows(5), mask=zeros(5)) => TypeError Buffer.extend: mask is float32; expected a boolean array of shape [5]
 LANED.extend(laned, rows(5, 3), mask=zeros(5, dtype="bool")) => ValueError Buffer.extend: mask has shape [5]; expected [5, 3]
 PRIORITIZED.update_priority(prioritized, index(4), zeros(4, 1)) => ValueError td_error has shape [4, 1]; expected [4]
@@ -203,6 +204,7 @@ BUFFER.can_add(BUFFER.init(EXAMPLE), 2.7) => TypeError Buffer.can_add: n is floa
 BUFFER.can_add(BUFFER.init(EXAMPLE), -1) => ValueError Buffer.can_add: n is -1; expected rows >= 0
 fbuf.Replay(BUFFER, BUFFER.init(EXAMPLE)) => TypeError write replay = Replay(buffer, row); replay.state = state.
 fbuf.Replay(BUFFER, EXAMPLE).extend("rows") => ValueError Replay.extend: the row is not in this buffer; | next/done, obs
+fbuf.Replay(BUFFER, EXAMPLE).extend(rows(5, reward=np.ma.ones(5, np.float32))) => TypeError 'reward' is a masked array
 fbuf.Replay(LANED, EXAMPLE).cut([0]) => TypeError lanes is int64[1]; expected bool[3]. Write np.isin(np.arange(3), lanes).
 fbuf.Replay(BUFFER, EXAMPLE).batches() => TypeError Replay.batches: batch_size is missing. Write batches(batch_size)
 BUFFER.init({"a": 1, 0: 2}) => TypeError a dict has keys of several types; expected strings
