@@ -132,8 +132,8 @@ def check_names(call: str, got: Any, expected: Any) -> None:
     extra = [n for n in got if n not in expected]
     if missing or extra:
         what = " and ".join(
-            ([f"leaf '{missing[0]}' is missing"] if missing else [])
-            + ([f"leaf '{extra[0]}' is not in this buffer"] if extra else [])
+            ([f"{_text(missing[0])} is missing"] if missing else [])
+            + ([f"{_text(extra[0])} is not in this buffer"] if extra else [])
         )
         fix = "Rows must have the structure of the example given to `init`."
         if missing and any(n.startswith(f"{missing[0]}/0") for n in extra):  # a list, each number of which is a leaf
@@ -142,11 +142,11 @@ def check_names(call: str, got: Any, expected: Any) -> None:
             fix = (
                 f"Of the list in the example make an array, '{extra[0]}': np.asarray(x, dtype), of a shape np.zeros(x)."
             )
-        raise ValueError(f"{call}: {what} (got: {_listed(got) or 'nothing'}; expected: {', '.join(expected)}). {fix}")
+        raise ValueError(f"{call}: {what} (got: {_listed(got) or 'nothing'}; expected: {_listed(expected, 99)}). {fix}")
 
 
 def _listed(names: Any, most: int = 8) -> str:
-    names = list(names)
+    names = [name or "one unnamed array" for name in names]
     return ", ".join(names if len(names) <= most else [*names[:most], f"... {len(names)} in all"])
 
 
@@ -233,8 +233,7 @@ def narrowed(call: str, rows: PyTree, spec: Spec) -> PyTree:
         if isinstance(leaf, (jax.Array, bool, int, float)):
             return leaf
         if want is None:
-            known = ", ".join(spec) or "one unnamed array"
-            raise ValueError(f"{where} is not in this buffer; expected arrays named as those of the example: {known}.")
+            return np.zeros(np.shape(leaf), bool)  # that function refuses its name
         if (got := leaf_spec(leaf, where).dtype) != want.dtype:
             raise wrong_dtype(where, got, want.dtype)
         return narrow(where, name, leaf, want.dtype)

@@ -170,7 +170,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 def _owners(option: str) -> str:
     """Return which components have an option, as a hint; "" if there is none."""
     owners = [name for name, kind in COMPONENTS.items() if option in (f.name for f in dataclasses.fields(kind))]
-    return f" It is one of {' and '.join(owners)}." if owners else ""
+    return f" It is an option of {', '.join(owners)}." if owners else ""
 
 
 @dataclass_transform(frozen_default=True)

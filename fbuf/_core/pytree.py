@@ -147,7 +147,7 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
     else:
         if dataclasses.is_dataclass(leaf):
             raise TypeError(
-                f"{where} is a {type(leaf).__name__}, no pytree; expected arrays in dicts. Decorate the class with "
+                f"{where} is a {type(leaf).__name__}, not a pytree; expected arrays in dicts. Decorate the class with "
                 f"@jax.tree_util.register_dataclass, or write dataclasses.asdict(x)."
             )
         array = np.asarray(leaf)
@@ -174,7 +174,7 @@ def spec_of(example: PyTree, exact: Sequence[str] = ()) -> dict[str, jax.ShapeDt
     leaves = named_leaves(example)
     check_nesting(leaves)
     for name, leaf in leaves.items():
-        where = f"fbuf: leaf '{name}'"
+        where = f"fbuf: leaf '{name}'" if name else "fbuf: the row"
         if isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.isnative:
             leaf = leaf.astype(leaf.dtype.newbyteorder("="))
         spec[name] = leaf_spec(leaf, where)

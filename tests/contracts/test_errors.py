@@ -158,8 +158,8 @@ Transition(gamma=1.5) => ValueError Transition: gamma is 1.5; expected a number 
 Transition(pad="edge") => ValueError Transition: pad is 'edge'; expected "zero" or "repeat"
 Transition(autoreset="nextstep") => ValueError expected "same_step" or "next_step". Did you mean 'next_step'?
 Transition(autorest="next_step") => TypeError Transition: there is no option 'autorest'. Did you mean 'autoreset'?
-fbuf.Buffer(10, alpha=0.6) => TypeError no option 'alpha'. It is one of fbuf.samplers.Prioritized and fbuf.samplers.Ranked.
-fbuf.Buffer(10, n_step=3) => TypeError Buffer: there is no option 'n_step'. It is one of fbuf.views.Transition.
+fbuf.Buffer(10, alpha=0.6) => TypeError no option 'alpha'. It is an option of fbuf.samplers.Prioritized, fbuf.samplers.Ranked.
+fbuf.Buffer(10, n_step=3) => TypeError Buffer: there is no option 'n_step'. It is an option of fbuf.views.Transition.
 fbuf.prioritized(10, lane=2) => TypeError Buffer: there is no option 'lane'. Did you mean 'lanes'?
 fbuf.samplers.Prioritized(normalize="bach") => ValueError expected "batch", "buffer" or None. Did you mean 'batch'?
 fbuf.storages.Host(on_expired=["mask"]) => ValueError Host: on_expired is ['mask']; expected "raise" or "mask".
@@ -182,7 +182,7 @@ BUFFER.init({}) => ValueError Buffer.init: the example has no leaves; expected o
 BUFFER.init({"a": KEY}) => TypeError leaf 'a' is a typed PRNG key. Store jax
 BUFFER.init({"a": np.float32}) => TypeError leaf 'a' is <class 'numpy.float32'>; expected an array or a number, such as np
 BUFFER.init({"a": Space()}) => TypeError leaf 'a' is | expected an array or a number | space.sample()
-BUFFER.init(Unregistered(np.zeros(3))) => TypeError is a Unregistered, no pytree; | register_dataclass | asdict(x)
+BUFFER.init(Unregistered(np.zeros(3))) => TypeError the row is a Unregistered, not a pytree; | register_dataclass | asdict(x)
 BUFFER.init({"a": np.array("text")}) => TypeError Buffer.init: leaf 'a' is <U4; expected numbers or booleans
 fbuf.Replay({"a": 1}, BUFFER) => TypeError The order is Replay(buffer, example)
 fbuf.Buffer(8, storage=Compressed(keys=())).init(ROW) => ValueError keys is empty
@@ -203,7 +203,9 @@ Sequence(2, episode_end=(), episode=3) => TypeError fbuf: the name of a leaf is 
 BUFFER.can_add(BUFFER.init(EXAMPLE), 2.7) => TypeError Buffer.can_add: n is float32; expected an integer array of shape []
 BUFFER.can_add(BUFFER.init(EXAMPLE), -1) => ValueError Buffer.can_add: n is -1; expected rows >= 0
 fbuf.Replay(BUFFER, BUFFER.init(EXAMPLE)) => TypeError write replay = Replay(buffer, row); replay.state = state.
-fbuf.Replay(BUFFER, EXAMPLE).extend("rows") => ValueError Replay.extend: the row is not in this buffer; | next/done, obs
+fbuf.Replay(BUFFER, EXAMPLE).extend("rows") => ValueError the row is not in this buffer (got: one unnamed array; expected: next/
+fbuf.Replay(BUFFER, EXAMPLE).extend([rows(reward=0.5)] * 2) => TypeError rows are a list of 2 dicts; | np.stack
+fbuf.Replay(BUFFER, EXAMPLE).extend(rows(2, reward=[np.float64(0)] * 2)) => ValueError array: 'reward': np.asarray(x, dtype)
 fbuf.Replay(BUFFER, EXAMPLE).extend(rows(5, reward=np.ma.ones(5, np.float32))) => TypeError 'reward' is a masked array
 fbuf.Replay(LANED, EXAMPLE).cut([0]) => TypeError lanes is int64[1]; expected bool[3]. Write np.isin(np.arange(3), lanes).
 fbuf.Replay(BUFFER, EXAMPLE).batches() => TypeError Replay.batches: batch_size is missing. Write batches(batch_size)
