@@ -48,11 +48,6 @@ class DeferInterrupts:
         self._interrupt = number, frame
 
 
-def raises_interrupts() -> bool:
-    """Return whether Ctrl-C raises KeyboardInterrupt at once; another handler may call a replay, and return."""
-    return _signal.getsignal(SIGINT) is _signal.default_int_handler
-
-
 def uninterrupted(callback: Callable[..., None], *operands: Any) -> None:
     """Delay Ctrl-C until a callback has returned: a write of the store is complete then, and XLA makes no other error of it."""
     deferred = DeferInterrupts()

@@ -48,7 +48,7 @@ class HostAnchors:
 
     def follow(self, state: BufferState, arrays: HeldArrays, rings: Rings, block: RowBlock | None) -> int:
         """Read the anchors of a state with these arrays and rings, then of the rows of `block`. Return their number."""
-        known, self._known = self._known, (None, 0)  # an interrupt may come before the end
+        known, self._known = self._known, (None, 0)  # an error may come before the end
         now = state.header, -1 if block is None else block.cleared
         if now[0] is not known[0] or now[1] != known[1]:
             self._begin(state, rings, 0 if block is None else block.length)
@@ -250,7 +250,7 @@ class HostAnchors:
             end = np.cumsum(left + more)
             first = end - left - more
             self._shifts = np.stack(((head - first) * self._lanes + lane, -first - left), 1).reshape(-1)
-            self._bounds = np.stack((first + left, end), 1).reshape(-1)  # the last, as an interrupt may come before
+            self._bounds = np.stack((first + left, end), 1).reshape(-1)  # the last, as an error may come before
         part = self._bounds.searchsorted(rank, side="right")
         shifts = self._shifts.take(part)
         slot = queue.take(rank * self._lanes + shifts, mode="wrap").astype(np.int64)

@@ -79,7 +79,6 @@ class HostDraws(Deferred):
 
     bits: Any = staticmethod(uniform_bits)
     word: Any = np.int64  # of the bits, in NumPy
-    repeatable = True  # a draw that an interrupt ended changed nothing that the next one needs
 
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
@@ -164,7 +163,7 @@ class HostDraws(Deferred):
 
     def _bits(self, key: Any, size: int) -> Any:
         """Return the data of the next key and the random bits of a draw."""
-        last, self._key = self._key, None  # an interrupt may come before the end
+        last, self._key = self._key, None  # an error may come before the end
         if key is not last or size != self._size:
             self._next, self._size = iter(()), size
         drawn = next(self._next, None)

@@ -89,7 +89,6 @@ class EpochDraws(HostDraws):
 
     bits: Any = staticmethod(key_words)
     word: Any = np.uint32
-    repeatable = False
 
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         super().__init__(buffer, impl, view, names)

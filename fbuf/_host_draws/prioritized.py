@@ -120,7 +120,6 @@ class PriorityDraws(HostDraws, PriorityUpdate):
     """Prioritized draws, and at most one update of priorities that waits for the next: of rows held, that refuses nothing."""
 
     word: Any = np.int32
-    repeatable = False
     fuses = False  # collected rows are in the tree before they are written
 
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):

@@ -40,7 +40,7 @@ class HostRings:
             next_slot = int(cursor[0]) * self._geometry.lanes if beside else None
             rings = Rings(cursor, size, lap, int(size.sum()), _generations(lap), next_slot)
             room = self._geometry.length - 1 - int(cursor.max())  # rows until a lane begins another lap
-            # No call between these, after which an interrupt may come.
+            # No call between these, which may raise.
             self._rings, self._room, self._last, self._header = rings, room, (0, rings), header
         if not more:
             return self._rings

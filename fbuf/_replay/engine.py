@@ -22,7 +22,7 @@ from fbuf._buffer import checks, write
 from fbuf._buffer import read as _read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, anchor_count, host_ring, raise_failed, room_left
-from fbuf._concurrency.interrupts import DeferInterrupts, raises_interrupts
+from fbuf._concurrency.interrupts import DeferInterrupts
 from fbuf._core import arguments
 from fbuf._core.dispatch import OnHost, with_changes
 from fbuf._core.pytree import PyTree, exact, needs_x64, nested
@@ -347,9 +347,7 @@ class Engine:
         """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
         if packed and self.host is not None and not self.block_failed:
             block = self._readable()
-            # What is kept of a tree, an epoch or the reads of a store changes as one.
-            may_end = self._on_device and self.host.repeatable and raises_interrupts()
-            with contextlib.nullcontext() if may_end else DeferInterrupts():
+            with DeferInterrupts():  # what is kept of the block and the tree changes as one
                 drawn = self.host.draw(self, block, self.key, size, numbers)
                 if drawn is not None:
                     self.key = drawn[0]

@@ -125,7 +125,7 @@ def test_what_is_read_of_a_batch_later_is_as_it_was_drawn(sampler):
 @pytest.mark.parametrize(
     ("view", "lanes"), by_tier(("final", None), ("final", 2), more=[("row", None), ("step", None)])
 )
-def test_an_interrupt_at_any_moment_of_a_draw_changes_no_other(view, lanes):
+def test_an_error_at_any_moment_of_a_draw_changes_no_other(view, lanes):
     pair = ours, theirs = make_pair("device", "uniform", view, lanes, 100)
     numbers, moments, lead = itertools.count(), 0, () if lanes is None else (lanes,)
 
@@ -137,11 +137,11 @@ def test_an_interrupt_at_any_moment_of_a_draw_changes_no_other(view, lanes):
         return ours._engine.key
 
     key, modules = add(), {anchors, draws, engine, reads, rings}
-    for interrupted in at_every_moment(lambda: ours.sample(4, to="numpy"), modules):
-        if ours._engine.key is not key:  # the interrupt came after the draw
+    for ended in at_every_moment(lambda: ours.sample(4, to="numpy"), modules):
+        if ours._engine.key is not key:  # the error came after the draw
             theirs.sample(4, to="numpy")
         same(*(replay.sample(4, to="numpy") for replay in pair))
-        moments += interrupted
+        moments += ended
         key = add()
     assert moments > 50
 
@@ -159,7 +159,7 @@ def test_a_handler_of_interrupts_waits_for_the_end_of_a_draw(monkeypatch):
 
 
 @pytest.mark.more
-def test_an_interrupt_of_a_draw_from_one_state_changes_none_from_another():
+def test_an_error_of_a_draw_from_one_state_changes_none_from_another():
     pair = ours, theirs = make_pair("device", "uniform", "row", None, 50)
     states = [ours.buffer.extend(ours.buffer.init(ROW), rows_of(np.random.default_rng(n), n)) for n in (7, 33)]
 
