@@ -147,7 +147,7 @@ class Client:
             if bad:
                 raise ValueError(
                     f"{call}: priority has {counted(bad, 'value')} that are not finite; no row was added. Check the loss, or "
-                    f"write np.nan_to_num(priority)."
+                    f"write np.nan_to_num(np.float32(priority))."
                 )
         return leaves, priority, mask
 
@@ -254,7 +254,12 @@ class Client:
         parts = {name: to_array(getattr(index, name), f"index.{name}") for name in names}
         index = narrow_index(call, Index(**parts))
         shard, birth, slot, generation = (np.asarray(getattr(index, name)) for name in names)
-        td_error, mask = _numbers(call, "td_error", td_error, "fi"), _numbers(call, "mask", mask, "b")
+        for name in names:
+            if np.shape(getattr(index, name)) != slot.shape:
+                found = list(np.shape(getattr(index, name)))
+                raise ValueError(f"{call}: index.{name} has shape {found}; expected {list(slot.shape)}.")
+        td_error = np.asarray(check_kind(call, "td_error", to_array(td_error, "td_error"), "fi"))
+        mask = _numbers(call, "mask", mask, "b")
         if slot.ndim != 1 or td_error.shape[:1] != slot.shape:
             shapes = f"index has shape {list(slot.shape)}, td_error {list(td_error.shape)}"
             raise ValueError(f"{call}: {shapes}; expected [B], and [B] or [B, T].")
