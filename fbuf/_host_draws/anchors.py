@@ -175,8 +175,8 @@ class HostAnchors:
             return 0
         slots = slots[bounds[step] : bounds[step + number]]
         self.closed += slots
-        closed = [0] * lanes
-        for slot in slots:
+        closed = [0] * lanes if lanes > 1 else [len(slots)]
+        for slot in slots if lanes > 1 else ():
             closed[slot % lanes] += 1
         self._head = [head + closes for head, closes in zip(self._head, closed, strict=True)]
         self._left = [left - closes for left, closes in zip(self._left, closed, strict=True)]
