@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -49,6 +50,8 @@ class RowBlock:
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
             scalar, numbers = (None, ()) if shape else (dtype.type, _NUMBERS[dtype.kind])
             self._formats.append((dtype, shape, scalar, (wide, numbers, *_bounds(dtype))))
+        # Of the last row that needed no cast: the types of its leaves, and number, dtype and shape of the arrays.
+        self._usual: tuple[list[type], list[tuple[int, Any, Any]]] = [], []
         lengths = {_SHORT, _MOST_READ // buffer.geometry.lanes, length}
         self.lengths = sorted(number for number in lengths if _SHORT <= number <= length or number == length)
         # Of more rows, a draw writes them first.
@@ -68,10 +71,30 @@ class RowBlock:
                 return False
             if structure != self._structure:
                 return False
+        kinds, arrays = self._usual
+        usual = [*map(type, leaves)] == kinds
+        for i, dtype, shape in arrays if usual else ():
+            usual = usual and leaves[i].dtype == dtype and leaves[i].shape == shape
+        if not usual and not self._takes(leaves):
+            return False
+        if mask is not None:
+            if not isinstance(mask, (bool, np.bool_, np.ndarray)) or np.shape(mask) != self._records["mask"].shape[1:]:
+                return False
+            if np.asarray(mask).dtype != bool:
+                return False
+            self.masked = True
+        self._records[self.count] = *leaves, True if mask is None else mask
+        self.count += 1
+        return True
+
+    def _takes(self, leaves: Sequence[Any]) -> bool:
+        """Return whether NumPy copies each leaf to the row format as JAX does; note the types of those that need no cast."""
+        exact = True
         for leaf, (dtype, shape, scalar, others) in zip(leaves, self._formats, strict=True):
             kind = type(leaf)
             if kind is scalar or (kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape):
                 continue
+            exact = False
             wide, numbers, least, most = others
             if kind in numbers:
                 # bfloat16 takes no int of more than 64 bits
@@ -83,14 +106,10 @@ class RowBlock:
                 leaf.dtype == wide and (fits(leaf, dtype) if shape else least <= leaf <= most)
             ):
                 return False  # JAX narrows those that fit, without x64
-        if mask is not None:
-            if not isinstance(mask, (bool, np.bool_, np.ndarray)) or np.shape(mask) != self._records["mask"].shape[1:]:
-                return False
-            if np.asarray(mask).dtype != bool:
-                return False
-            self.masked = True
-        self._records[self.count] = *leaves, True if mask is None else mask
-        self.count += 1
+        if exact:
+            kinds = [*map(type, leaves)]
+            arrays = [(i, *self._formats[i][:2]) for i, kind in enumerate(kinds) if kind is np.ndarray]
+            self._usual = kinds, arrays
         return True
 
     def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:
