@@ -30,8 +30,8 @@ PAIRS = (
 )
 test_batches_go_on_bit_for_bit = checks(
     (support.check_goes_on, [(PAIRS[0], 8)]),
-    (support.check_old_state, ["Compressed"]),  # saved as it was
     more=[
+        (support.check_old_state, ["Compressed"]),  # saved as it was
         (support.check_goes_on, [(PAIRS[1], 8), (("Device", "Staleness", "Sequence('mask')", 1), 8)]),
         (support.check_every_number_of_rows, [Device()]),
     ],

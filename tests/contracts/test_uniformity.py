@@ -34,11 +34,10 @@ def test_uniform_transitions_of_lanes_out_of_step():
 
 
 test_chances = checks(
-    (uniformity.check_prioritized, [False]),
     # Strata handed out in order give half a batch of old rows: so flashbax's mixer never drew half of each buffer.
     (uniformity.check_parts, [(32, slice(0, 1), slice(0, 16), slice(31, 32))]),
     (uniformity.check_zero_priorities, [False]),
-    more=[(uniformity.check_prioritized, [True])],  # stratified
+    more=[(uniformity.check_prioritized, [False, True])],  # stratified or not
     exhaustive=[
         (uniformity.check_parts, [(5, slice(0, 1), slice(2, 5)), (40, slice(0, 9))]),
         (uniformity.check_zero_priorities, [True]),  # of transitions

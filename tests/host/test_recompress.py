@@ -76,6 +76,7 @@ def test_writes_keep_a_dictionary_that_chunks_need():
     check(store, tickets, rows)
 
 
+@pytest.mark.more
 @given(st.data())
 def test_any_order_of_writes_and_jobs_keeps_every_row(data):
     lanes = data.draw(st.integers(1, 3))

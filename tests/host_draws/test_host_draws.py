@@ -123,7 +123,7 @@ def test_what_is_read_of_a_batch_later_is_as_it_was_drawn(sampler):
 
 
 @pytest.mark.parametrize(
-    ("view", "lanes"), by_tier(("final", None), ("final", 2), more=[("row", None), ("step", None)])
+    ("view", "lanes"), by_tier(("final", None), more=[("final", 2), ("row", None), ("step", None)])
 )
 def test_an_error_at_any_moment_of_a_draw_changes_no_other(view, lanes):
     pair = ours, theirs = make_pair("device", "uniform", view, lanes, 100)

@@ -76,6 +76,7 @@ def test_signatures_can_be_read_and_arguments_come_in_one_order() -> None:
             assert names[:3] == ["path", "buffer", "state"], name
 
 
+@pytest.mark.more
 def test_what_a_step_on_the_device_does_not_need_is_imported_when_it_is_asked_for() -> None:
     program = """
 import sys

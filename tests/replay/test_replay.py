@@ -79,6 +79,7 @@ def test_a_forked_child_cannot_use_the_replay_of_its_parent():
     assert run_python(code).stdout.split("\n") == 3 * ["True", "True", "True", "7"] + ["1 [1, 1]", ""]
 
 
+@pytest.mark.more
 def test_a_forked_child_that_leaves_the_with_closes_nothing():
     code = """
         import os, threading, fbuf

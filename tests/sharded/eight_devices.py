@@ -43,8 +43,7 @@ def test_rows_are_drawn_with_the_probabilities_of_one_buffer(sampler, draw, draw
     ("sampler", "view"),
     [Epoch(), Epoch(shuffle=False), Consume(), Consume(2)],
     [fbuf.views.Row(), WINDOWS],
-    quick=[(Epoch(), WINDOWS)],
-    more=[(Consume(), WINDOWS)],
+    more=[(Epoch(), WINDOWS), (Consume(), WINDOWS)],
 )
 def test_every_anchor_is_drawn_once_although_shards_have_unequal_numbers(sampler, view):
     buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=sampler, view=view)
