@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ RUN = "A DQN script (torch, CartPole), its time over that with the peer's buffer
 SAC = "A SAC script (torch, eight environments of Pendulum), its time over that with the peer's buffer"
 
 CAPACITY, BATCH = 100_000, 256
+PARTS = 20  # of a run of a script
 EXAMPLE = {
     "obs": np.zeros(4, np.float32),
     "next_obs": np.zeros(4, np.float32),
@@ -264,7 +265,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
         rounds = 2 if quick else 15
         report = calls(rounds, quick) + recommended(rounds, quick)
         report += jitted(rounds, 20 if quick else 200) + recorded(1 if quick else 7, 200 if quick else 5_000)
-        return report + runs(1 if quick else 5, 1_500 if quick else 50_000)
+        return report + runs(1 if quick else 7, 1_500 if quick else 50_000)
     finally:
         torch.set_num_threads(threads)
 
@@ -484,34 +485,42 @@ def _thunk(side: Any, method: str, rows: list[dict[str, np.ndarray]]) -> Callabl
 
 
 def runs(rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Whole runs of the script with our buffer and with SB3's, in turn."""
+    """Whole runs of the scripts with our buffer and with SB3's, which take turns after each part of a run."""
     for module in ("gymnasium", "stable_baselines3"):
         if isinstance(peer := load_peer(module), Absent):
             return [absent_row(RUN, f"{steps:,} steps", peer)]
     report = []
-    scripts: dict[str, tuple[dict[str, Callable[[], Any]], str]] = {
+    scripts: dict[str, tuple[dict[str, Callable[[], Iterator[None]]], str]] = {
         f"{steps:,} steps": (
-            {"fbuf": lambda: dqn(Ours(capacity=10_000), steps), "SB3": lambda: dqn(SB3(capacity=10_000), steps)},
+            {
+                "fbuf": lambda: dqn(partial(Ours, capacity=10_000), steps),
+                "SB3": lambda: dqn(partial(SB3, capacity=10_000), steps),
+            },
             "<= 1.1",
         ),
         f"{steps:,} steps, Transition": (
             {
-                "fbuf": lambda: dqn(OursOfSteps(STEP_ROW, capacity=10_000), steps),
-                "SB3": lambda: dqn(SB3(capacity=10_000), steps),
+                "fbuf": lambda: dqn(partial(OursOfSteps, STEP_ROW, capacity=10_000), steps),
+                "SB3": lambda: dqn(partial(SB3, capacity=10_000), steps),
             },
             "<= 1.05",
         ),
         f"{steps // 25:,} steps of each, Transition": (
             {
-                "fbuf": lambda: sac(OursOfSteps(SAC_ROW, capacity=80_000, lanes=8), steps // 25),
-                "SB3": lambda: sac(SB3Lanes(capacity=80_000), steps // 25),
+                "fbuf": lambda: sac(partial(OursOfSteps, SAC_ROW, capacity=80_000, lanes=8), steps // 25),
+                "SB3": lambda: sac(partial(SB3Lanes, capacity=80_000), steps // 25),
             },
             "<= 1.05",
         ),
     }
-    for case, (thunks, target) in scripts.items():
-        timings = interleave(thunks, rounds=rounds, warmup=1, clock=time.process_time)
-        ours, theirs = timings["fbuf"], timings["SB3"]
+    for case, (sides, target) in scripts.items():
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(1 + rounds):
+            parts = {name: partial(next, side(), None) for name, side in sides.items()}
+            timings = interleave(parts, rounds=PARTS, warmup=0, clock=time.process_time)
+            for name in seconds if number else ():  # the first runs compile
+                seconds[name].append(sum(timings[name]))
+        ours, theirs = seconds["fbuf"], seconds["SB3"]
         over = ratio(ours, theirs)
         report.append(
             row(SAC if "each" in case else RUN, case, ours=spread(ours), peer=spread(theirs), ratio=over, target=target)
@@ -542,8 +551,11 @@ def recorded(rounds: int, steps: int) -> list[dict[str, Any]]:
     return [row(GYMNASIUM, case, ours=spread(ours), peer=spread(theirs), ratio=ratio(ours, theirs))]
 
 
-def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, starts: int = 1000) -> float:
-    """One run of DQN as in cleanrl's dqn.py; returns the mean return of its last twenty episodes."""
+def dqn(
+    make: Callable[[], Any], steps: int, *, train_every: int = 10, batch: int = 128, starts: int = 1000
+) -> Iterator[None]:
+    """One run of DQN as in cleanrl's dqn.py; yields after each of `PARTS` parts."""
+    buffer = make()
     gymnasium, torch = importlib.import_module("gymnasium"), importlib.import_module("torch")
     torch.manual_seed(1)
     random = np.random.default_rng(1)
@@ -556,7 +568,6 @@ def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, sta
     online, target = network(), network()
     target.load_state_dict(online.state_dict())
     optimizer = torch.optim.Adam(online.parameters(), lr=2.5e-4)
-    returns, total = list[float](), 0.0
     obs, _ = env.reset(seed=1)
     for step in range(steps):
         epsilon = max(0.05, 1 - 0.95 * step / (0.5 * steps))
@@ -566,7 +577,6 @@ def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, sta
             with torch.no_grad():
                 action = int(online(torch.from_numpy(obs)).argmax())
         next_obs, reward, terminated, truncated, _ = env.step(action)
-        total += float(reward)
         values = {
             "obs": obs,
             "next_obs": next_obs,
@@ -579,8 +589,6 @@ def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, sta
         buffer.add({name: values[name] for name in buffer.names})
         obs = next_obs
         if terminated or truncated:
-            returns.append(total)
-            total = 0.0
             obs, _ = env.reset()
         if step > starts and step % train_every == 0:
             data = buffer.sample(batch)
@@ -594,21 +602,23 @@ def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, sta
             optimizer.step()
         if step > starts and step % 500 == 0:
             target.load_state_dict(online.state_dict())
+        if (step + 1) % (steps // PARTS) == 0:
+            yield
     env.close()
-    return float(np.mean(returns[-20:]))
 
 
 def _discount(data: dict[str, Any]) -> Any:
     return data["discount"] if "discount" in data else 0.99 * (1 - data["done"].float())
 
 
-def sac(buffer: Any, steps: int, *, batch: int = 256, starts: int = 20) -> float:
-    """One run of SAC with a fixed temperature, and one update a step of eight environments; returns the mean reward."""
+def sac(make: Callable[[], Any], steps: int, *, batch: int = 256, starts: int = 20) -> Iterator[None]:
+    """One run of SAC with a fixed temperature, and one update a step of eight environments; yields after each part."""
+    buffer = make()
     gymnasium, torch = importlib.import_module("gymnasium"), importlib.import_module("torch")
     torch.manual_seed(1)
     mode = gymnasium.vector.AutoresetMode.SAME_STEP
     envs = gymnasium.make_vec("Pendulum-v1", 8, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
-    nn, alpha, total = torch.nn, 0.1, 0.0
+    nn, alpha = torch.nn, 0.1
 
     def network(inputs: int, outputs: int) -> Any:
         return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
@@ -635,7 +645,6 @@ def sac(buffer: Any, steps: int, *, batch: int = 256, starts: int = 20) -> float
         with torch.no_grad():
             action = act(torch.from_numpy(obs))[0].numpy()
         next_obs, reward, terminated, truncated, info = envs.step(action)
-        total += float(reward.mean())
         final = next_obs
         if truncated.any():
             final = np.where(
@@ -645,6 +654,8 @@ def sac(buffer: Any, steps: int, *, batch: int = 256, starts: int = 20) -> float
         values |= {"done": terminated, "terminated": terminated, "truncated": truncated, "final_obs": final}
         buffer.add({name: values[name] for name in buffer.names})
         obs = next_obs
+        if (step + 1) % (steps // PARTS) == 0:
+            yield
         if step < starts:
             continue
         data = buffer.sample(batch)
@@ -666,7 +677,6 @@ def sac(buffer: Any, steps: int, *, batch: int = 256, starts: int = 20) -> float
                 for ours, theirs in zip(target.parameters(), critic.parameters(), strict=True):
                     ours.lerp_(theirs, 0.005)
     envs.close()
-    return total / steps
 
 
 if __name__ == "__main__":
