@@ -24,6 +24,7 @@ from fbuf._core.pytree import DTYPES, PyTree, fits, flat_keys, needs_x64
 _SHORT = 16  # rows; XLA runs such a write in the calling thread
 _MOST_READ = 512  # rows of all lanes; a draw from more costs more than to write them
 _MOST_BYTES = 1 << 20
+_MOST_INT = (1 << 63) - 1  # bfloat16 takes no larger one
 _NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
 
 
@@ -48,10 +49,10 @@ class RowBlock:
         for column in self.columns:
             dtype, shape = column.dtype, column.shape[1:]
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
-            scalar, numbers = (None, ()) if shape else (dtype.type, _NUMBERS[dtype.kind])
+            scalar, numbers = (None, ()) if shape else (dtype.type, (*_NUMBERS[dtype.kind], wide.type))
             self._formats.append((dtype, shape, scalar, (wide, numbers, *_bounds(dtype))))
-        # Of the last row that needed no cast: the types of its leaves, and number, dtype and shape of the arrays.
-        self._usual: tuple[list[type], list[tuple[int, Any, Any]]] = [], []
+        # Of an earlier row: the types of its leaves; number, dtype and shape of arrays; number and bounds of those to cast.
+        self._usual: tuple[list[type], list[tuple[int, Any, Any]], list[tuple[int, Any, Any]]] = [], [], []
         lengths = {_SHORT, _MOST_READ // buffer.geometry.lanes, length}
         self.lengths = sorted(number for number in lengths if _SHORT <= number <= length or number == length)
         # Of more rows, a draw writes them first.
@@ -71,14 +72,16 @@ class RowBlock:
                 return False
             if structure != self._structure:
                 return False
-        kinds, arrays = self._usual
+        kinds, arrays, bounded = self._usual
         usual = [*map(type, leaves)] == kinds
         for i, dtype, shape in arrays if usual else ():
             usual = usual and leaves[i].dtype == dtype and leaves[i].shape == shape
+        for i, least, most in bounded if usual else ():
+            usual = usual and least <= leaves[i] <= most
         if not usual and not self._takes(leaves):
             return False
         if mask is not None:
-            if not isinstance(mask, (bool, np.bool_, np.ndarray)) or np.shape(mask) != self._records["mask"].shape[1:]:
+            if type(mask) not in (bool, np.bool_, np.ndarray) or np.shape(mask) != self._records["mask"].shape[1:]:
                 return False
             if np.asarray(mask).dtype != bool:
                 return False
@@ -88,28 +91,31 @@ class RowBlock:
         return True
 
     def _takes(self, leaves: Sequence[Any]) -> bool:
-        """Return whether NumPy copies each leaf to the row format as JAX does; note the types of those that need no cast."""
-        exact = True
-        for leaf, (dtype, shape, scalar, others) in zip(leaves, self._formats, strict=True):
+        """Return whether NumPy copies each leaf to the row format as JAX does; note the types of most rows."""
+        arrays, bounded, usual = [], [], True
+        for i, (leaf, (dtype, shape, scalar, others)) in enumerate(zip(leaves, self._formats, strict=True)):
             kind = type(leaf)
-            if kind is scalar or (kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape):
+            if kind is scalar:
                 continue
-            exact = False
             wide, numbers, least, most = others
-            if kind in numbers:
-                # bfloat16 takes no int of more than 64 bits
-                if not least <= leaf <= most or (dtype.kind == "V" and kind is int and leaf.bit_length() > 63):
+            if kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape:
+                arrays.append((i, dtype, shape))
+            elif kind in numbers:
+                if dtype.kind == "V" and kind is int:
+                    least, most = -_MOST_INT, _MOST_INT
+                if not least <= leaf <= most:
                     return False
+                bounded.append((i, least, most))
             elif not (kind is np.ndarray or issubclass(kind, np.generic)) or leaf.shape != shape:
                 return False
-            elif leaf.dtype != dtype and not (
+            elif leaf.dtype == dtype or (
                 leaf.dtype == wide and (fits(leaf, dtype) if shape else least <= leaf <= most)
-            ):
-                return False  # JAX narrows those that fit, without x64
-        if exact:
-            kinds = [*map(type, leaves)]
-            arrays = [(i, *self._formats[i][:2]) for i, kind in enumerate(kinds) if kind is np.ndarray]
-            self._usual = kinds, arrays
+            ):  # JAX narrows those that fit, without x64
+                usual = False
+            else:
+                return False
+        if usual:
+            self._usual = [*map(type, leaves)], arrays, bounded
         return True
 
     def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:

@@ -1,5 +1,6 @@
 """Rows of `Replay.add` in host memory: batches and counts are those of writing each row at once."""
 
+import itertools
 import sys
 import threading
 from typing import Any
@@ -144,6 +145,10 @@ def test_invalid_rows_are_errors_at_once(change, kind, message):
     assert len(replay) == 1 and replay.rows(last=1).data["n"].tolist() == [0]
 
 
+def test_a_masked_array_is_no_mask():
+    raises(TypeError, "mask is a masked array", make().add, row(0), mask=np.ma.array(True, mask=True))
+
+
 def test_numbers_and_other_arrays():
     replay = make()
     replay.add({"x": np.ones(2, np.float32), "n": 1, "u": True, "end": False})
@@ -176,6 +181,33 @@ def test_wide_numbers_are_collected():
     assert replay._engine.block is not None and replay._engine.block.count == 1
     held = replay.rows(last=1).data
     assert held["x"].tolist() == [[np.float32(0.1)] * 2] and held["n"].tolist() == [-7] and held["u"].tolist() == [255]
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    *({"x": x} for x in (np.zeros(2), np.full(2, 1e300), np.zeros(3, np.float32), np.zeros(2, ">f4"), np.ma.ones(2))),
+    *({"n": n} for n in (3, True, 1.5, 2**40, np.int64(4), np.int64(2**40), np.array(5, np.int32), np.array(2**40))),
+    *(
+        {"f": f}
+        for f in (2, 0.1, 1e300, float("nan"), np.float64(0.1), np.float64(1e300), np.array(1.0), np.float16(1))
+    ),
+    *({"h": h} for h in (2**62, 2**63, 0.5, 1e300)),
+    *({"end": end} for end in (True, 1, np.array(True), None)),
+]
+
+
+def test_rows_are_copied_or_refused_whatever_rows_were_before():
+    example = EXAMPLE | {"f": np.float32(0), "h": np.zeros((), jnp.bfloat16)}
+    buffer = fbuf.Buffer(100)
+    state = buffer.init(example)
+    for before, change in itertools.product(CHANGES, repeat=2):
+        block, fresh = (row_block.RowBlock(buffer, state, 8) for _ in range(2))
+        assert block.append(example, None)
+        block.append(example | before, None)
+        block.count = 0
+        kept = fresh.append(example | change, None)
+        assert block.append(example | change, None) is kept, (before, change)
+        same(*([column[: int(kept)] for column in of.columns] for of in (block, fresh)))
 
 
 MAPPED = fbuf.transforms.Map(lambda row: row)
