@@ -597,7 +597,9 @@ def narrow_index(call: str, index: Any) -> Any:
     """Return an index of arrays of at most 32 bits. One out of range is a ValueError in NumPy's, and no row in JAX's."""
     for name in ("slot", "generation", *_MEMBERS):
         values = getattr(index, name)
-        if getattr(values, "dtype", None) in _NARROW or values is None and name in _MEMBERS:
+        if values is None and name in _MEMBERS:
+            continue
+        if getattr(values, "dtype", None) in _NARROW and not hasattr(values, "filled"):  # of masked arrays
             continue
         where = f"{call}: index.{name}"
         if isinstance(values, (list, tuple)) and any(isinstance(value, jax.Array) for value in values):
@@ -625,6 +627,6 @@ def check_slots(call: str, index: Any) -> jax.Array:
     if isinstance(index, slice):
         raise TypeError(f"{call}: index is {index}; expected an Index or int32 slots. Use last or rows for ranges.")
     slots = index if isinstance(index, (np.ndarray, np.generic)) else jnp.asarray(index)
-    if not jnp.issubdtype(slots.dtype, jnp.integer):
+    if not jnp.issubdtype(leaf_spec(slots, f"{call}: index").dtype, jnp.integer):
         raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")
     return jnp.asarray(_narrowed(f"{call}: index", slots, "int32"))

@@ -142,7 +142,7 @@ def unshared(tree: PyTree) -> PyTree:
     """
 
     def copied(leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray):
+        if not isinstance(leaf, np.ndarray) or hasattr(leaf, "filled"):  # masked arrays are refused later
             return leaf
         if leaf.nbytes <= _SMALL or leaf.dtype.hasobject:
             return leaf.copy()

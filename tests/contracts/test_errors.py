@@ -108,6 +108,8 @@ PRIORITIZED.update_priority(prioritized, index(4, 2, 1), zeros(4, 2, 1)) => Valu
 BUFFER.priorities(state) => TypeError Buffer.priorities: Uniform() has no priorities | sampler=fbuf.samplers.Prioritized()
 BUFFER.window_index(state, index(4)) => TypeError Row() makes no windows | Use batch.index | views.Sequence
 BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4, 3)}) => ValueError 'reward' has 3 entries on axis 1 | the index has 2
+BUFFER.get(state, np.ma.arange(4)) => TypeError Buffer.get: index is a masked array; | Use its filled()
+BUFFER.get(state, fbuf.Index(np.ma.zeros(4, np.int32), np.zeros(4, np.uint32))) => TypeError index.slot is a masked array
 BUFFER.get(state, zeros(4)) => TypeError Buffer.get: index is float32; expected an Index or int32 slots | batch.index
 BUFFER.update_rows(state, index(4), {"value": zeros(4)}) => ValueError 'value' is not in this buffer | it has: next/done, obs,
 BUFFER.update_rows(state, index(4), {"reward": [0.0] * 4}) => ValueError 'reward/0' is not | array: 'reward': np.asarray(x
@@ -207,6 +209,7 @@ fbuf.Replay(BUFFER, EXAMPLE).extend("rows") => ValueError the row is not in this
 fbuf.Replay(BUFFER, EXAMPLE).extend([rows(reward=0.5)] * 2) => TypeError rows are a list of 2 dicts; | np.stack
 fbuf.Replay(BUFFER, EXAMPLE).extend(rows(2, reward=[np.float64(0)] * 2)) => ValueError array: 'reward': np.asarray(x, dtype)
 fbuf.Replay(BUFFER, EXAMPLE).extend(rows(5, reward=np.ma.ones(5, np.float32))) => TypeError 'reward' is a masked array
+fbuf.Replay(BUFFER, np.zeros(9999)).add(np.ma.ones(9999)) => TypeError Replay.add: the row is a masked array
 fbuf.Replay(LANED, EXAMPLE).cut([0]) => TypeError lanes is int64[1]; expected bool[3]. Write np.isin(np.arange(3), lanes).
 fbuf.Replay(BUFFER, EXAMPLE).batches() => TypeError Replay.batches: batch_size is missing. Write batches(batch_size)
 BUFFER.init({"a": 1, 0: 2}) => TypeError a dict has keys of several types; expected strings
