@@ -597,9 +597,8 @@ def narrow_index(call: str, index: Any) -> Any:
     """Return an index of arrays of at most 32 bits. One out of range is a ValueError in NumPy's, and no row in JAX's."""
     for name in ("slot", "generation", *_MEMBERS):
         values = getattr(index, name)
-        if values is None and name in _MEMBERS:
-            continue
-        if getattr(values, "dtype", None) in _NARROW and not hasattr(values, "filled"):  # of masked arrays
+        is_plain = not hasattr(values, "filled")  # of masked arrays
+        if is_plain and getattr(values, "dtype", None) in _NARROW or values is None and name in _MEMBERS:
             continue
         where = f"{call}: index.{name}"
         if isinstance(values, (list, tuple)) and any(isinstance(value, jax.Array) for value in values):

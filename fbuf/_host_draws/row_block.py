@@ -24,7 +24,6 @@ from fbuf._core.pytree import DTYPES, PyTree, fits, flat_keys, needs_x64
 _SHORT = 16  # rows; XLA runs such a write in the calling thread
 _MOST_READ = 512  # rows of all lanes; a draw from more costs more than to write them
 _MOST_BYTES = 1 << 20
-_MOST_INT = (1 << 63) - 1  # bfloat16 takes no larger one
 _NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
 
 
@@ -51,8 +50,8 @@ class RowBlock:
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
             scalar, numbers = (None, ()) if shape else (dtype.type, (*_NUMBERS[dtype.kind], wide.type))
             self._formats.append((dtype, shape, scalar, (wide, numbers, *_bounds(dtype))))
-        # Of an earlier row: the types of its leaves; number, dtype and shape of arrays; number and bounds of those to cast.
-        self._usual: tuple[list[type], list[tuple[int, Any, Any]], list[tuple[int, Any, Any]]] = [], [], []
+        # Of the row before: the types of its leaves; number, dtype, shape of arrays and to what they narrow; bounds of numbers.
+        self._usual: tuple[list[type], list[tuple[int, Any, Any, Any]], list[tuple[int, Any, Any]]] = [], [], []
         lengths = {_SHORT, _MOST_READ // buffer.geometry.lanes, length}
         self.lengths = sorted(number for number in lengths if _SHORT <= number <= length or number == length)
         # Of more rows, a draw writes them first.
@@ -74,8 +73,9 @@ class RowBlock:
                 return False
         kinds, arrays, bounded = self._usual
         usual = [*map(type, leaves)] == kinds
-        for i, dtype, shape in arrays if usual else ():
+        for i, dtype, shape, narrow in arrays if usual else ():
             usual = usual and leaves[i].dtype == dtype and leaves[i].shape == shape
+            usual = usual and (narrow is None or fits(leaves[i], narrow))
         for i, least, most in bounded if usual else ():
             usual = usual and least <= leaves[i] <= most
         if not usual and not self._takes(leaves):
@@ -91,31 +91,27 @@ class RowBlock:
         return True
 
     def _takes(self, leaves: Sequence[Any]) -> bool:
-        """Return whether NumPy copies each leaf to the row format as JAX does; note the types of most rows."""
-        arrays, bounded, usual = [], [], True
+        """Return whether NumPy copies each leaf to the row format as JAX does; note their types."""
+        arrays, bounded = [], []
         for i, (leaf, (dtype, shape, scalar, others)) in enumerate(zip(leaves, self._formats, strict=True)):
             kind = type(leaf)
             if kind is scalar:
                 continue
             wide, numbers, least, most = others
-            if kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape:
-                arrays.append((i, dtype, shape))
+            if kind is np.ndarray and leaf.shape == shape:
+                narrow = None if leaf.dtype == dtype else dtype
+                if narrow is not None and not (leaf.dtype == wide and fits(leaf, narrow)):
+                    return False  # JAX narrows those that fit, without x64
+                arrays.append((i, leaf.dtype, shape, narrow))
             elif kind in numbers:
-                if dtype.kind == "V" and kind is int:
-                    least, most = -_MOST_INT, _MOST_INT
+                if dtype.kind == "V" and kind is int:  # bfloat16 takes no larger ones
+                    least, most = 1 - (1 << 63), (1 << 63) - 1
                 if not least <= leaf <= most:
                     return False
                 bounded.append((i, least, most))
-            elif not (kind is np.ndarray or issubclass(kind, np.generic)) or leaf.shape != shape:
-                return False
-            elif leaf.dtype == dtype or (
-                leaf.dtype == wide and (fits(leaf, dtype) if shape else least <= leaf <= most)
-            ):  # JAX narrows those that fit, without x64
-                usual = False
             else:
                 return False
-        if usual:
-            self._usual = [*map(type, leaves)], arrays, bounded
+        self._usual = [*map(type, leaves)], arrays, bounded
         return True
 
     def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:
