@@ -127,8 +127,8 @@ class Client:
         """Return leaves, priority and mask as NumPy arrays."""
         call, lanes, spec = "Client.extend", self._settings.lanes, self._settings.spec
         leading, axes = ((None,), "N") if lanes is None else ((None, len(lanes)), "N, E")
-        rows = jax.tree.map(np.asarray, to_rows(rows))
-        kind = (jax.tree.structure(rows), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows)))
+        rows = jax.tree.map(np.asanyarray, to_rows(rows))  # masked arrays reach the check
+        kind = (jax.tree.structure(rows), *((type(leaf), leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows)))
         if kind not in self._known:
             check = functools.partial(check_rows, call, rows, spec, self._structure, leading, axes)
             jax.eval_shape(check)  # compiles nothing

@@ -96,6 +96,7 @@ def test_invalid_calls_do_not_leave_the_client():
             lambda: remote.extend(rows, priority=[1, np.nan, np.inf, 1]),
             r"2 values that are not finite; no row was added.*np.nan_to_num\(np.float32\(priority\)\)",
         ),
+        (lambda: remote.extend({"obs": np.ma.ones((4, 3), np.float32)}), "leaf 'obs' is a masked array"),
         (lambda: uniform.extend(rows, priority=np.ones(4)), r"Uniform\(\) has no priorities"),
         (lambda: uniform.update_priority(index(), [1.0]), r"Uniform\(\) has no priorities"),
         (lambda: remote.extend(rows, priority=np.ones(4, bool)), "priority is bool; expected a floating or integer"),
