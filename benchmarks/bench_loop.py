@@ -518,6 +518,8 @@ def runs(rounds: int, steps: int) -> list[dict[str, Any]]:
         for number in range(1 + rounds):
             parts = {name: partial(next, side(), None) for name, side in sides.items()}
             timings = interleave(parts, rounds=PARTS, warmup=0, clock=time.process_time)
+            for end in parts.values():
+                end()  # closes its environments
             for name in seconds if number else ():  # the first runs compile
                 seconds[name].append(sum(timings[name]))
         ours, theirs = seconds["fbuf"], seconds["SB3"]
