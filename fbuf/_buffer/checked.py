@@ -22,7 +22,7 @@ _GROW = "Make room with buffer.grow(state) or replay.grow()"
 _MESSAGES: Mapping[str, tuple[str, str]] = {
     "refused_nonfinite": (
         "{n} priorities are NaN or infinite and were refused; the others took effect",
-        "Look for the NaN in the loss, or write jnp.nan_to_num(td_error)",
+        "Look for the NaN in the loss, or pass jnp.nan_to_num(x) of the TD errors or priorities",
     ),
     "refused_out_of_range": (
         "{n} indices name no slot and were skipped",

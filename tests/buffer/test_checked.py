@@ -117,7 +117,7 @@ CASES = {
     "errors that are not finite": Case(
         updated,
         *(np.float32([1, np.nan, 2, np.inf]), np.ones(4, np.float32)),
-        r"checked: 2 priorities are NaN or infinite .* write jnp.nan_to_num\(td_error\)",
+        r"checked: 2 priorities are NaN or infinite .* pass jnp.nan_to_num\(x\)",
     ),
     "priorities of new rows that are not finite": Case(
         priority_given, jnp.array([1, NAN]), jnp.ones(2), "checked: 1 priorities are NaN or infinite"
