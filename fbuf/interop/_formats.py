@@ -368,7 +368,7 @@ def _parquet_column(
     shape = _columns.check_shape(str(described), feature.get("shape"))
     if dtype is None:
         kind = str(feature.get("dtype"))[:40]
-        return refused(f"leaf '{name}' is {kind}, and only numbers and booleans are read; decode it with lerobot.")
+        return refused(f"{path}: leaf '{name}' is {kind}; numbers and booleans are read. Decode it with lerobot.")
     rows = [_group_rows(group) for group in groups]
 
     @functools.lru_cache(1)

@@ -66,7 +66,7 @@ def test_lerobot(tmp_path):
     names = {"task_index": "task", "obs/state": "obs", "episode_index": "episode"}
     task = interop.from_file(FILES / "lerobot_plain", fields=names).stored()[1](0, len(late), 50)
     assert sorted(set(next(task)["task"].tolist())) == [0, 1]
-    with pytest.raises(ValueError, match="'observation.images.front' is video, and only numbers .* fields=") as caught:
+    with pytest.raises(ValueError, match="lerobot_video: leaf '.*front' is video; numbers .* fields=") as caught:
         interop.from_file(FILES / "lerobot_video").save(tmp_path / "d")
     advice = ast.literal_eval(str(caught.value).partition("fields=")[2][:-1])
     again, _ = interop.from_file(FILES / "lerobot_video", fields=advice).save(tmp_path / "d", view=fbuf.views.Row())
