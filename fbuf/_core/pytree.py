@@ -150,7 +150,10 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
                 f"{where} is a {type(leaf).__name__}, not a pytree; expected arrays in dicts. Decorate the class with "
                 f"@jax.tree_util.register_dataclass, or write dataclasses.asdict(x)."
             )
-        array = np.asarray(leaf)
+        try:
+            array = np.asarray(leaf)
+        except ValueError:
+            raise ValueError(f"{where} has lists of several lengths; expected one length, as of an array.") from None
         shape, dtype = array.shape, array.dtype
         if dtype == np.float64 and isinstance(leaf, float):
             dtype = jnp.result_type(float)

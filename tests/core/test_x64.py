@@ -225,6 +225,7 @@ def test_an_index_of_anything_else_names_what_is_wrong(name, values):
         for method, *more in (("get",), ("priorities",), ("update_priority", [1.0]), ("update_rows", {"t": [1]})):
             raises(TypeError, said, getattr(owner, method), *first, index, *more)
     raises(ValueError, "index.generation has shape", buffer.get, state, fbuf.Index([0, 1], [1, 1, 1]))
+    raises(ValueError, "Buffer.get: index.slot has lists of sev", buffer.get, state, fbuf.Index([[0, 1], [2]], [1] * 3))
 
 
 @pytest.mark.parametrize("dtype", ["list", "float64", "int64", ">f8"])
