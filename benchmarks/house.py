@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 90,
     "public names": 150,
-    "code lines of fbuf/": 39_629,
+    "code lines of fbuf/": 39_632,
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 0,
-    "lines of tests/": 50_946,
+    "lines of tests/": 50_947,
     "lines of tests/support/": 11_207,
     "test files that import tests": 0,
     "texts -k that choose tests": 0,
