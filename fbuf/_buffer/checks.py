@@ -258,10 +258,10 @@ def _is_usable(state: Any) -> bool:
 
 def can_trace(buffer: BufferConfig, state: Any, *arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
-    return _is_usable(state) and not buffer.storage.ragged and all(map(is_taken, arguments))
+    return _is_usable(state) and not buffer.storage.ragged and all(map(jit_takes, arguments))
 
 
-def is_taken(tree: Any) -> bool:
+def jit_takes(tree: Any) -> bool:
     """Return whether jit takes all leaves without converting them, and none is a tracer."""
     kind: Any = type(tree)
     if tree is None or _is_concrete(kind):
@@ -270,12 +270,12 @@ def is_taken(tree: Any) -> bool:
         dtype = tree.dtype
         return dtype.kind in "biufc" and dtype.isnative and not (dtype.itemsize == 8 and needs_x64(dtype))
     if kind is dict and {str}.issuperset(map(type, tree)):  # flattening takes three times as long
-        return all(map(is_taken, tree.values()))
+        return all(map(jit_takes, tree.values()))
     try:
         leaves = jax.tree.leaves(tree)
     except (TypeError, ValueError):  # dicts with keys of several types
         return False
-    return all(leaf is not tree and is_taken(leaf) for leaf in leaves)  # a leaf of another kind is its own tree
+    return all(leaf is not tree and jit_takes(leaf) for leaf in leaves)  # a leaf of another kind is its own tree
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_is_index, is_taken, narrow_index
+from fbuf._buffer.checks import check_is_index, jit_takes, narrow_index
 from fbuf._core.arguments import check_choice, check_kind, did_you_mean, is_int
 from fbuf._core.pytree import PyTree, named_leaves, needs_x64
 from fbuf._core.sample import Index, Sample
@@ -132,7 +132,7 @@ def to_array(value: Any, name: str) -> Any:
 def to_numbers(call: str, name: str, value: Any, kinds: str) -> Any:
     """Return an argument as JAX accepts it, with a dtype kind in `kinds`; see `check_kind`. None stays."""
     array = to_array(value, name)
-    return array if is_taken(array) else check_kind(call, name, array, kinds)
+    return array if jit_takes(array) else check_kind(call, name, array, kinds)
 
 
 def unshared(tree: PyTree) -> PyTree:

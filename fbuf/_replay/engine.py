@@ -314,7 +314,7 @@ class Engine:
 
     def narrowed(self, call: str, rows: PyTree) -> PyTree:
         """Return rows without NumPy leaves that jit would narrow unchecked, or not take."""
-        if not self._has_pairs and checks.is_taken(rows):
+        if not self._has_pairs and checks.jit_takes(rows):
             return rows
         return arguments.narrowed(call, rows, checks.given_spec(self.buffer, self.state)[0])
 
